@@ -16,6 +16,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+import moretta
 from moretta import __version__
 from moretta.commands import main as cli
 from moretta.config import run_files
@@ -385,3 +386,30 @@ def test_the_console_script(here: Path) -> None:
     again = script("train", "run.toml", "--json", "--set", "run.rounds=none")
     assert (again.returncode, json.loads(again.stdout)["exit_code"]) == (2, 2)
     assert again.stderr == 'moretta: run.toml: [run] rounds: expected a whole number, got "none"\n'
+
+
+def test_probabilities_as_targets_train_are_reported_by_their_loss_and_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under cross-entropy such rows have neither an accuracy nor an mse, and outputs are probabilities by softmax."""
+    monkeypatch.chdir(tmp_path)
+    x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    y = np.exp(x[:, :3])
+    y /= y.sum(axis=1, keepdims=True)
+    np.savez("rows.npz", x=x, y=y)
+    Path("run.toml").write_text(
+        '[run]\nrounds = 2\n[data]\nsource = "rows.npz"\ntest-fraction = 0.2\n[model]\nsource = "mlp"\nhidden = [5]\n'
+        '[protocol]\nname = "fedsgd"\nloss = "cross-entropy"\n'
+    )
+    for words in (["train", "run.toml", "--out", "out"], ["report", "out"], ["dossier", "out"], ["compare", "out"]):
+        assert call(*words).code == 0, words
+    scores = json.loads(Path("out/result.json").read_text())["test"]
+    assert "accuracy" not in scores
+    assert "mse" not in scores
+    assert f"reaches a loss of {scores['loss']:.3g}" in Path("out/report.html").read_text()
+    assert call("predict", "out", "--data", "rows.npz", "--out", "said.csv").code == 0
+    said = np.loadtxt("said.csv", delimiter=",", skiprows=1)
+    np.testing.assert_allclose(said.sum(axis=1), 1.0)
+    np.testing.assert_allclose(moretta.load("out").predict(x), said, rtol=1e-6)
+    judged = json.loads(call("evaluate", "out", "--data", "rows.npz", "--json").out)
+    assert judged["figures"]["mse"]["value"] == pytest.approx(np.square(said - y).mean())

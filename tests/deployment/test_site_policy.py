@@ -340,6 +340,30 @@ def test_an_attack_fails_by_a_sentence_that_names_the_key(name: str, tmp_path: P
     assert len(str(caught.value).splitlines()) == 1
 
 
+HUGE = 10**12
+IN_A_GRID = {"protocol": 'name = "cgd"\ndelta = 0.1', "data": 'partition = "grid"\ngrid = [1, 3]'}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "sections", "shown"),
+    [
+        (f"[{HUGE}, {HUGE}]", {}, rf"\[{HUGE}, {HUGE}\]"),
+        ("[2147483648]", {}, r"\[2147483648\]"),
+        (str([1] * 100), {}, r"\[1, .*\]"),
+        (str([2**62] * 5000), {}, r"\[4611686018427387904, .*"),
+        (f"{{a = [{HUGE}, {HUGE}]}}", {"data": "standardise = []"}, "a table"),
+        ("{a = [1073741824], b = [1073741824]}", {"data": "standardise = []"}, "a table"),
+        ("[4194305]", IN_A_GRID, r"\[4194305\]: .* at most 4194304 numbers"),
+    ],
+)
+def test_a_sample_that_no_machine_holds_is_refused_before_anything_is_made_of_it(
+    inputs: str, sections: dict[str, str], shown: str, tmp_path: Path
+) -> None:
+    text = text_of(**sections).replace("inputs = [4]", f"inputs = {inputs}")
+    with pytest.raises(PolicyError, match=rf"^run.toml: \[data\] inputs = {shown}"):
+        site_policy.permitted(text, site(tmp_path))
+
+
 def test_a_protocol_of_another_package_is_played_by_name_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site_policy, "OWN", {name: one for name, one in site_policy.OWN.items() if name != "fedsgd"})
     with pytest.raises(PolicyError, match=r'name = "fedsgd": .runs. protocols of this site'):

@@ -161,6 +161,20 @@ def test_the_verdict_is_over_all_seeds(make_run):
     )
 
 
+def test_where_only_a_loss_is_measured_it_is_the_verdict(make_run):
+    """Probabilities as targets under cross-entropy have no accuracy and no mse, and their loss is not 0 at best."""
+    tests = [{"rows": 10, "loss": loss, "mean": {"loss": 1.0}} for loss in (1.25, 1.75)]
+    records = tuple(
+        read_run(make_run("cgd", folder=f"seed-{n}", task="regression", test=test)) for n, test in enumerate(tests)
+    )
+    beside = "beside a loss of 1 as the mean of the silos’ models (less is better"
+    assert sentences(records[0])[0] == (
+        f"On 10 test rows the worst of the silos’ models reaches a loss of 1.25, {beside})."
+    )
+    (verdict,) = verdicts(records[:1], spreads=[OverSeeds("CGD", (0, 1), records)])
+    assert f"reaches a loss of 1.5 [1.25 to 1.75], {beside}; the least and the most over seeds" in verdict.good
+
+
 def test_curves_stand_above_all_seconds_and_noise_is_not_magnified(make_run, tmp_path):
     record = surely(make_run, True, facts={"best_round": 20.0})
     lines = [

@@ -18,6 +18,7 @@ ROWS = Unit("rows")
 Pair = tuple[float, float]
 PYTHON = "python"  # the source of rows that a program gives itself: no run file has it
 GRIDS = ("by-feature", "grid")  # partitions that split columns
+MOST_AXES, MOST_NUMBERS, MOST_COLUMNS = 16, 2**31 - 1, 2**22  # of a sample at a site; columns of one that is split
 
 # Keys of [data] that say where rows are and how they are read and dealt out, and those of rows at sites.
 OF_ROWS_HERE = (
@@ -159,7 +160,8 @@ class Data(Section):
     augment: vary training images each time they are used: "none"; random crops and mirror images, "crop-flip", with
         zeros at their edges, or "reflect-crop-flip", with mirrored pixels; or "turn": turns by any angle, shifts and
         scales by up to a tenth, contrast and brightness by up to a fifth (`moretta.protocols.common.augmentation`).
-    inputs: the shape of a sample of rows at sites, or the shape of each of its arrays by name (`moretta.data.layout`).
+    inputs: the shape of a sample of rows at sites, or the shape of each of its arrays by name (`moretta.data.layout`);
+        at most 2147483647 numbers in 16 axes, and 4194304 columns where columns are split.
     tokens: whether samples of rows at sites are token ids, or the names of the arrays that hold such.
     classes: how many classes rows at sites have; None: their targets are numbers.
     outputs: how many targets a row at a site has, where these are numbers.
@@ -358,7 +360,14 @@ class Data(Section):
         self._check_arrays()
 
     def _check_arrays(self) -> None:
-        """Raise ParameterError where several arrays a sample, and which are tokens or standardised, do not fit."""
+        """Raise ParameterError for a sample that is too large, or arrays that do not fit what is said of them."""
+        shapes = self.inputs.values() if isinstance(self.inputs, dict) else [self.inputs or ()]
+        most = MOST_COLUMNS if self.partition in GRIDS else MOST_NUMBERS
+        if max(map(len, shapes), default=0) > MOST_AXES or sum(map(math.prod, shapes)) > most:
+            raise ParameterError(
+                f"[data] inputs = {shown(self.inputs)}: expected the shape of a sample of at most {most} numbers, in "
+                f"at most {MOST_AXES} axes; use smaller samples"
+            )
         if not isinstance(self.inputs, dict):
             for name in ("tokens", "standardise"):
                 if isinstance(getattr(self, name), tuple):

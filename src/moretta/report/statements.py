@@ -168,7 +168,7 @@ def _averaged(record: RunRecord, over: OverSeeds) -> RunRecord:
     means = {key: fmean(values) for key, values in whole.items()}
     sure = {key: (min(values), max(values)) for key, values in whole.items()}
     changed = {"metrics": {**record.test.metrics, **means}, "intervals": sure, "seeds": len(over.seeds)}
-    changed |= {key: means[key] for key in ("accuracy", "mse") if key in means}
+    changed |= {key: means[key] for key in ("accuracy", "mse", "loss") if key in means}
     return record.model_copy(update={"test": record.test.model_copy(update=changed)})
 
 
@@ -195,6 +195,8 @@ def _beside(record: RunRecord, records: Sequence[RunRecord]) -> str:
 
 
 def _short(scores: PlainScores) -> str:
+    if scores.accuracy is None and scores.mse is None:
+        return f"a loss of {figure(scores.loss)}"
     return plain(scores.mse) if scores.accuracy is None else f"{100 * scores.accuracy:.1f} %"
 
 
@@ -228,7 +230,7 @@ def _scale(record: RunRecord) -> str:
     if record.test.by == "silos" and not sure:
         sure = "; there are no intervals, as sums over silos do not say how errors fall on people"
     if record.test.accuracy is None and record.test.mse is None:
-        return f"{int('loss' not in record.test.headline)} is perfect{sure}"
+        return f"{'less is better' if 'loss' in record.test.headline else '1 is perfect'}{sure}"
     if record.test.accuracy is None:
         variance = f", {plain(record.test.baseline)}" if record.test.baseline is not None else ""
         return f"0 is perfect; to guess the mean of the targets always gets their variance{variance}{sure}"

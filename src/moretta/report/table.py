@@ -465,7 +465,7 @@ SCALES: Mapping[str, str] = {
     "Brier score": "mean squared distance of probabilities from the truth; 0 is perfect, 2 the worst",
     "Calibration error": "mean gap between stated probability and accuracy; 0 is perfect",
     "Mean squared error": "mean squared distance from the targets; 0 is perfect",
-    "Loss": "loss on these rows, without class weights and label smoothing; 0 is perfect",
+    "Loss": "loss on these rows, without class weights and label smoothing; less is better",
 }
 """By the beginning of a measure's name in a comparison: what it is, in one short sentence."""
 

@@ -241,6 +241,7 @@ def _are_one(there: Path, table: Path) -> bool:
 def _predicted(outputs: Array, model: TrainedModel) -> tuple[list[str], list[list[Any]]]:
     """Return the columns of what is predicted: the class and what each class's probability is, or the numbers."""
     if model.task != "classification":
+        outputs = probabilities(outputs, model.loss) if model.loss == "cross-entropy" else outputs
         names = [PREDICTION] if outputs.shape[1] == 1 else [f"{PREDICTION}_{k}" for k in range(outputs.shape[1])]
         return names, outputs.T.tolist()
     chances = probabilities(outputs, model.loss)

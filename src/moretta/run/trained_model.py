@@ -129,8 +129,8 @@ class TrainedModel(nn.Module):
     def predict(self, x: Any) -> NDArray[np.generic]:
         """Return what is predicted of each row: the class's name, or its number where the run knew no names.
 
-        Of a regression it is numbers, as the targets were, and of masks the number of the class at each position,
-        int64[rows, *mask]. `predict_proba(x).argmax(1)` has the classes' numbers. Each
+        Of a regression it is numbers, as the targets were, under cross-entropy probabilities. Of masks it is the number
+        of the class at each position, int64[rows, *mask]. `predict_proba(x).argmax(1)` has the classes' numbers. Each
         row of numbers is computed by itself, as by `moretta predict`, so that no prediction depends on the others.
         Raises `moretta.errors.ParameterError` for rows that are not as the run's.
         """
@@ -139,6 +139,8 @@ class TrainedModel(nn.Module):
             return np.asarray(self.at_positions(outputs).argmax(axis=-1))
         if self.task == "classification":
             return np.array(self.classes)[predicted(outputs)] if self.classes else predicted(outputs)
+        if self.loss == "cross-entropy":
+            return probabilities(outputs, self.loss)
         return outputs[:, 0] if outputs.shape[1] == 1 else outputs
 
     @names_keywords()

@@ -5,8 +5,8 @@
     evidence.py     what a run folder holds, read once, and digests of its files
     description.py  who took part, with what data, what was done; what each role received, and which is personal data
     risks.py        attacks by severity, and what remains
-    sections.py     what it says first, and what stands in which section
-    page.py         the HTML page, of which each sentence is one of the JSON, and the signatures below both
+    page.py         what it says first, and what stands in which section; the HTML page, of which each sentence is
+                    one of the JSON, and the signatures below both
 
 A dossier states what was recorded and measured. It judges nothing: what the law makes of it, people say.
 """
