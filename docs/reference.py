@@ -85,11 +85,13 @@ def descriptions(kind: type[BaseModel]) -> dict[str, str]:
 def split(text: str, names: Iterable[str]) -> tuple[str, dict[str, str]]:
     """Return a docstring without what it says of single names, and that by name.
 
-    A line `name: text` or `name, name: text` begins what is said of names, and so does a sentence that begins so after
-    another name's; it ends with the paragraph.
+    A line `name: text` or `name, name: text`, with names in backticks or not, begins what is said of names. So does a
+    sentence that begins so after another name's; it ends with the paragraph.
     """
     known = "|".join(sorted({*names, "schema"}, key=len, reverse=True))
     start = re.compile(rf"(?:^|(?<=\. ))((?:{known})(?:, (?:{known}))*): ", re.MULTILINE)
+    ticked = re.compile(rf"`(?:{known})`(?:,\s+`(?:{known})`)*:\s")
+    text = ticked.sub(lambda said: " ".join(said[0].replace("`", "").split()) + " ", text)
     found: dict[str, str] = {}
     rest = []
     for paragraph in re.split(r"\n\s*\n", text):

@@ -81,9 +81,9 @@ def test_a_ring_too_coarse_or_too_fine_for_whole_steps_is_refused() -> None:
     found.check({"w": 11, "b": 30} | weight, LOT)
     with pytest.raises(ParameterError, match=r"of steps of 0\.000488, and sums are rounded to 0\.000977, which would"):
         found.check({"w": 20, "b": 10} | weight, LOT)
-    with pytest.raises(ParameterError, match=r"come to more of such steps than are added exactly; give a higher"):
+    with pytest.raises(ParameterError, match=r"need more of such steps than are added exactly; set a higher"):
         found.check({"w": 48} | weight, LOT)
-    with pytest.raises(ParameterError, match=r"and 9000 rows with noise come to more"):
+    with pytest.raises(ParameterError, match=r"and 9000 rows with noise need more"):
         found.check({"w": 40} | weight, 9000)
     found.check({}, LOT)  # in the clear
     Lattice.of(replace(PRIVACY, noise=0.0), 100).check({"w": -60}, LOT)  # no noise, and epsilon is unbounded

@@ -47,7 +47,7 @@ from moretta.engines.settings import Delay, Engine, Faults, Run
 from moretta.errors import ParameterError
 from moretta.models import catalogue
 from moretta.models.catalogue import Model
-from moretta.protocols.common.own_loss import found
+from moretta.protocols.common.own_loss import imported
 from moretta.protocols.common.specification import Specification
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import ENTRIES
@@ -454,11 +454,11 @@ def specification_of(
         run_file.engine,
         task=task,
         table=table,
-        metrics=tuple(found(name, run_file.base, run_file.agreed) for name in run.metrics) if imports else (),
+        metrics=tuple(imported(name, run_file.base, run_file.agreed) for name in run.metrics) if imports else (),
         model_source=run_file.model_source if imports else "",
         text=text,
         digest=digest(run_file),
-        given=tomllib.loads(text),
+        sections=tomllib.loads(text),
     )
 
 

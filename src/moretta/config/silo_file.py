@@ -75,12 +75,12 @@ from moretta.secure_aggregation.settings import SecureAggregation
 class SiloSection(Section):
     """Who the site is.
 
-    name: in the run, and in the certificate of its startup kit. out: the folder of what it keeps. identity, roster: its
-    own key, and its own list of everybody's. server_key: the server's public key, one line or two; by default the
-    roster's or the kit's. models: the "module:function" sources of models that runs may have built here, from modules
-    beside silo.toml or installed: a run file names code, and only what is listed is called.
-    record_views: keep what its role saw. edge: take part in baffle as an edge
-    client, a process with ONNX Runtime and without PyTorch. insecure_secret_seed: for tests only.
+    `name`: in the run, and in the certificate of its startup kit. `out`: the folder of what it keeps. `identity`,
+    `roster`: its own key, and its own list of everybody's. `server_key`: the server's public key, one line or two; by
+    default the roster's or the kit's. `models`: the "module:function" sources of models that runs may have built here,
+    from modules beside silo.toml or installed: a run file names code, and only what is listed is called.
+    `record_views`: keep what its role saw. `edge`: take part in baffle as an edge client, a process with ONNX Runtime
+    and without PyTorch. `insecure_secret_seed`: for tests only.
     """
 
     name: Words
@@ -114,11 +114,11 @@ class RowsSection(FileOfRows):
     """Where its rows are, and how a .csv file is written: see `moretta.data.reading.Source`.
 
     source: a table (.csv, .parquet, .arrow), an .npz file, "module:function" or "image-folder".
-    path, labels: of "image-folder", the folder and the table that names its files.
-    test_fraction: of them, to be held back, the same in every run, which may have models scored on them. test: a source
-    of such rows in its place, written alike; of "image-folder" a table that names further files in `path`.
-    alignment: a file of `moretta align`, by which rows that partners share are put in their order. rows_in_order: the
-    site's word that its rows are in the order of those who hold other columns of them, without ids to compare.
+    `path`, `labels`: of "image-folder", the folder and the table that names its files.
+    `test_fraction`: of them, to be held back, the same in every run, which may have models scored on them. `test`: a
+    source of such rows in its place, written alike; of "image-folder" a table that names further files in `path`.
+    `alignment`: a file of `moretta align`, by which rows that partners share are put in their order. `rows_in_order`:
+    the site's word that its rows are in the order of those who hold other columns of them, without ids to compare.
     """
 
     path: Path | None = None
@@ -138,15 +138,15 @@ class RowsSection(FileOfRows):
 class Limits(Section):
     """What a run may take of this machine.
 
-    message_mib: the most MiB of a message that the site takes from the server; a longer one is refused unread.
-    parameters: the most numbers of a model that the site builds; a larger one is refused before it is built.
-    memory_limit_mib: the most memory of an edge client's process, or without edge of a job's process, by what it
+    `message_mib`: the most MiB of a message that the site takes from the server; a longer one is refused unread.
+    `parameters`: the most numbers of a model that the site builds; a larger one is refused before it is built.
+    `memory_limit_mib`: the most memory of an edge client's process, or without edge of a job's process, by what it
     reserves (`moretta.engines.usage.cap`), PyTorch included; None: no limit.
-    micro_batch: how many rows of a batch run through the model at a time; None: the run's number, or for an edge client
-    as many as the limit allows, or without one 4.
-    edge_precision: what an edge client computes in; "float16" and "int8-activations" round to what such hardware has.
-    threads: the most that PyTorch may use; None: its own choice.
-    device: on which a job of this site computes.
+    `micro_batch`: how many rows of a batch run through the model at a time; None: the run's number, or for an edge
+    client as many as the limit allows, or without one 4.
+    `edge_precision`: what an edge client computes in; "float16" and "int8-activations" round to what such hardware has.
+    `threads`: the most that PyTorch may use; None: its own choice.
+    `device`: on which a job of this site computes.
     """
 
     message_mib: Annotated[PositiveInt, Unit("MiB")] = 1024
@@ -161,10 +161,10 @@ class Limits(Section):
 class Runs(Section):
     """What a run may ask of the site, beside the settings that it has agreed to (`moretta accept`).
 
-    protocols: names of those that it plays; empty: any.
-    rounds: the most rounds of a run. local_epochs: the most passes over its rows in a round.
-    look: whether its rows and classes are counted, in a secure sum, before training.
-    scores: whether models are scored on the rows that it holds back.
+    `protocols`: names of those that it plays; empty: any.
+    `rounds`: the most rounds of a run. `local_epochs`: the most passes over its rows in a round.
+    `look`: whether its rows and classes are counted, in a secure sum, before training.
+    `scores`: whether models are scored on the rows that it holds back.
     """
 
     protocols: tuple[Words, ...] = ()
@@ -177,13 +177,13 @@ class Runs(Section):
 class Floors(Section):
     """What the site insists on in every run, whatever the run's file says: floors that a run may exceed.
 
-    fewest_silos: in any sum that it helps to open. threshold: of the masks' shares. scheme: of the sums; "pairwise" is
-    above "additive-shares". blind: under cgd, that the server reads no sum. roster: that there is one. dp_noise: the
-    least noise multiplier. unit: what noise hides at least. max_epsilon: the most that a run's epsilon may come to.
-    delta: the most at which that is stated. per: whether max_epsilon is of each run, or of all runs together, each of
-    which counts with its dp-epsilon. apart: by how many silos the sets that it helps to sum differ at least, if they
-    differ; 1: any. repeat_whole_rows: whether what uses all rows may be summed over other silos too. repeat_statistics:
-    the same of its rows' statistics from run to run.
+    `fewest_silos`: in any sum that it helps to open. `threshold`: of the masks' shares. `scheme`: of the sums;
+    "pairwise" is above "additive-shares". `blind`: under cgd, that the server reads no sum. `roster`: that there is
+    one. `dp_noise`: the least noise multiplier. `unit`: what noise hides at least. `max_epsilon`: the most that a run's
+    epsilon may come to. `delta`: the most at which that is stated. `per`: whether max_epsilon is of each run, or of all
+    runs together, each of which counts with its dp-epsilon. `apart`: by how many silos the sets that it helps to sum
+    differ at least, if they differ; 1: any. `repeat_whole_rows`: whether what uses all rows may be summed over other
+    silos too. `repeat_statistics`: the same of its rows' statistics from run to run.
     """
 
     fewest_silos: Annotated[PositiveInt, Unit("silos")] = 2

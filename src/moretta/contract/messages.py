@@ -250,9 +250,9 @@ def message(tag: str) -> Callable[[M], M]:
 class Spent(Message):
     """The silo has helped to open a sum of this round before; it repeats those answers, or takes part in another take.
 
-    next_take: the first take that it has not spent. survivors: of the sum that it helped to open, sorted; empty where
-    it no longer knows. whole: it uploads all its rows, the same in every take, so it repeats only the same sum over the
-    same survivors; next_take is then that sum's.
+    `next_take`: the first take that it has not spent. `survivors`: of the sum that it helped to open, sorted; empty
+    where it no longer knows. `whole`: it uploads all its rows, the same in every take, so it repeats only the same sum
+    over the same survivors; next_take is then that sum's.
     """
 
     next_take: int

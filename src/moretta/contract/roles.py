@@ -134,13 +134,13 @@ class Report:
 class Outcome:
     """The result of a run.
 
-    parameters: the true model as the server holds it (parameters and buffers by PyTorch's names).
-    released: the model that silos may be given, where the protocol makes one.
-    models: each silo's own model, for protocols without a common one.
-    facts: what the protocol states about the run, for ``result.json``.
-    unperturbed: for protocols that hide the model from silos, the tensors that are not fully hidden, and why.
-    scores: on all silos' held-out rows together, where that was asked for (`moretta.protocols.common.scoring`).
-    tables: of the same rows and by name, a classifier's.
+    `parameters`: the true model as the server holds it (parameters and buffers by PyTorch's names).
+    `released`: the model that silos may be given, where the protocol makes one.
+    `models`: each silo's own model, for protocols without a common one.
+    `facts`: what the protocol states about the run, for ``result.json``.
+    `unperturbed`: for protocols that hide the model from silos, the tensors that are not fully hidden, and why.
+    `scores`: on all silos' held-out rows together, where that was asked for (`moretta.protocols.common.scoring`).
+    `tables`: of the same rows and by name, a classifier's.
     """
 
     parameters: Tensors

@@ -103,14 +103,14 @@ class ChildClient:
     sends no valid answer in time costs the silo that exchange (`moretta.errors.Disconnected`). The next message starts
     another process with the last state that was sent back, from which a new set-up can continue.
 
-    settings: `moretta.protocols.baffle.silo.recipe.EdgeSettings`, dumped. state: the role's first one, from which its
-    secrets follow.
-    command: of the process. x, y: the rows, as the role wants them. messages: of the run. insecure: as in `BeSilo`.
-    answer_locally: answers what concerns data that the process does not have, and returns None to any other message.
-    charge: takes the seconds of each phase that the process spent. peak_mib: the most memory that it has taken.
-    deadline: seconds to take a message, and again to answer it; `START` where it has to start first.
-    ends: how often its process ended by itself or was ended.
-    starting: the seconds of the last answer that went to starting; the deadline does not count them.
+    `settings`: `moretta.protocols.baffle.silo.recipe.EdgeSettings`, dumped. `state`: the role's first one, from which
+    its secrets follow.
+    `command`: of the process. x, y: the rows, as the role wants them. `messages`: of the run. `insecure`: as in
+    `BeSilo`. `answer_locally`: answers what concerns data that the process does not have, and returns None to any other
+    message. `charge`: takes the seconds of each phase that the process spent. `peak_mib`: the most memory that it has
+    taken. `deadline`: seconds to take a message, and again to answer it; `START` where it has to start first.
+    `ends`: how often its process ended by itself or was ended.
+    `starting`: the seconds of the last answer that went to starting; the deadline does not count them.
     """
 
     def __init__(

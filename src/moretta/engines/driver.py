@@ -53,9 +53,9 @@ class DroppedSilo:
 class RoundEnd:
     """A finished round: the attempt and take that succeeded, its silos, its result, and who was missing.
 
-    cohort: of the successful attempt's set-up. dropped: every silo that missed an answer of the round, in its cohort or
-    not, each with the first reason. sums: those opened since the round before, also in attempts that were aborted.
-    lost: why the round was given up, empty if it was not; attempt, take and cohort are then of the last try.
+    `cohort`: of the successful attempt's set-up. `dropped`: every silo that missed an answer of the round, in its
+    cohort or not, each with the first reason. `sums`: those opened since the round before, also in attempts that were
+    aborted. `lost`: why the round was given up, empty if it was not; attempt, take and cohort are then of the last try.
     """
 
     number: int
@@ -79,10 +79,10 @@ class RoundLost(RunFailed):
 class Driver:
     """Plays a server against the silos that an engine delivers to.
 
-    run: the id that all stamps carry. least: the fewest silos a round may have. chosen: which silos take part in a
-    round, by its number; all of them if None. asked: the takes that were asked for in earlier sessions. draws: whether
-    each round is known to draw other rows than the one before. only: whether the run has no other session than this, so
-    that nobody has opened a sum which was not asked for here.
+    `run`: the id that all stamps carry. `least`: the fewest silos a round may have. `chosen`: which silos take part in
+    a round, by its number; all of them if None. `asked`: the takes that were asked for in earlier sessions. `draws`:
+    whether each round is known to draw other rows than the one before. `only`: whether the run has no other session
+    than this, so that nobody has opened a sum which was not asked for here.
     """
 
     def __init__(

@@ -109,11 +109,11 @@ log = logging.getLogger("moretta")
 class InProcess:
     """Delivers asks to clients that live in this process, or in one each that this one started.
 
-    strict: pass every message through the codec, both ways, as a network would.
-    recorder: keeps what each role saw. deadline: an answer that took more seconds is dropped as late, and a silo's own
-    process that has not answered by then is ended. injector: injects faults. workers: how many processes the silos
-    play in, this one if 1; any number gives the same answers (`moretta.engines.workers`). prepare: called in each at
-    its start. scores, stacks: as of `moretta.engines.silos_here.SilosHere`.
+    `strict`: pass every message through the codec, both ways, as a network would.
+    `recorder`: keeps what each role saw. `deadline`: an answer that took more seconds is dropped as late, and a silo's
+    own process that has not answered by then is ended. `injector`: injects faults. `workers`: how many processes the
+    silos play in, this one if 1; any number gives the same answers (`moretta.engines.workers`). `prepare`: called in
+    each at its start. `scores`, `stacks`: as of `moretta.engines.silos_here.SilosHere`.
     """
 
     def __init__(

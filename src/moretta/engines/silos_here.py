@@ -59,11 +59,11 @@ def absent(silo: str) -> Answered:
 class SilosHere:
     """Asks the clients of this process.
 
-    codec: through which each message passes before a silo has it, as over a network, and silos are then asked one by
-    one; None hands over the object. slots: the silos that go on together; None is `slots_of` the clients.
-    kept: what becomes of an answer until all have answered. deadline: of silos with a process of their own. clock:
-    takes the seconds of the silos' phases. scores: as silos have read them. stacks: whether the model is one that silos
-    compute with together, so that rounding may tell it.
+    `codec`: through which each message passes before a silo has it, as over a network, and silos are then asked one by
+    one; None hands over the object. `slots`: the silos that go on together; None is `slots_of` the clients.
+    `kept`: what becomes of an answer until all have answered. `deadline`: of silos with a process of their own.
+    `clock`: takes the seconds of the silos' phases. `scores`: as silos have read them. `stacks`: whether the model is
+    one that silos compute with together, so that rounding may tell it.
     """
 
     def __init__(

@@ -164,9 +164,9 @@ def can_play(spent: Spent, silo: str, cohort: Sequence[str], least: int) -> bool
 class OpenedSum:
     """A sum that silos helped to open; under the scheme ``none`` the server sees each part of it.
 
-    round, take: as its messages are stamped. silos: those in the sum, sorted. group: a group of CGD's, else empty.
-    set_up: whether it belongs to a set-up, as statistics do. used: whether a result is made of it; otherwise its
-    attempt was aborted, and the server alone may know it.
+    `round`, `take`: as its messages are stamped. `silos`: those in the sum, sorted. `group`: a group of CGD's, else
+    empty. `set_up`: whether it belongs to a set-up, as statistics do. `used`: whether a result is made of it; otherwise
+    its attempt was aborted, and the server alone may know it.
     """
 
     round: int

@@ -62,10 +62,10 @@ def audit_folder(
 ) -> Audit:
     """Audit a finished run; its rows and architecture are made again from its own run file.
 
-    background: a file of `read_background`. allow_code: import the code of model and rows that the folder names
-    (`moretta.run.consent`). federation: of a run made from Python, the "module:function", beside the working directory,
-    that returns the federation that trained it, with its rows. views: the folder has what sites of another framework
-    recorded (`run_folder_of`), whose silos and steps that federation has. The rest as of
+    `background`: a file of `read_background`. `allow_code`: import the code of model and rows that the folder names
+    (`moretta.run.consent`). `federation`: of a run made from Python, the "module:function", beside the working
+    directory, that returns the federation that trained it, with its rows. `views`: the folder has what sites of another
+    framework recorded (`run_folder_of`), whose silos and steps that federation has. The rest as of
     `moretta.audit.auditor.audit`.
     Raises `moretta.errors.ParameterError` for a folder that holds no finished run, or a run made from Python
     without `federation`, as its rows are not in the folder, and as `moretta.audit.auditor.audit`.

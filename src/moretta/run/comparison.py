@@ -38,8 +38,8 @@ def variants(
 ) -> dict[str, RunFile]:
     """Return a run file once for each protocol and variant, by what its folder is called.
 
-    A protocol has its own settings of the file, another one those that all share. overrides: as of `run_files.load`.
-    further: variants, each "PROTOCOL KEY=VALUE ..." with keys of [protocol], or SECTION.KEY of any section, where the
+    A protocol has its own settings of the file, another one those that all share. `overrides`: as of `run_files.load`.
+    `further`: variants, each "PROTOCOL KEY=VALUE ..." with keys of [protocol], or SECTION.KEY of any section, where the
     file's protocol need not be named. The value is TOML, else a string; that of partitions may be all, for as many as
     the model has outputs.
     Raises `moretta.errors.ParameterError` for a protocol that is not known or named twice, and for settings that the

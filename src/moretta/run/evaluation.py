@@ -111,9 +111,10 @@ class Evaluator:
     ) -> dict[str, Any]:
         """Return what ``result.json`` says of a run's last models.
 
-        displacement: of confined models, as a model of its own. by_silos: what silos score on rows that they hold back.
-        training: silos on whose own rows the common model is scored too, without the user's metrics: those are of test
-        rows, and may not be defined on a silo's rows, such as those of one class. whom: the test rows are about.
+        `displacement`: of confined models, as a model of its own. `by_silos`: what silos score on rows that they hold
+        back. `training`: silos on whose own rows the common model is scored too, without the user's metrics: those are
+        of test rows, and may not be defined on a silo's rows, such as those of one class. `whom`: the test rows are
+        about.
         """
         scores = self.of_models(models, test) if test is not None and models else {}
         shown = scores["worst"]["silo"] if "worst" in scores else next(iter(models)) if len(models) == 1 else None
@@ -216,11 +217,11 @@ def evaluate(
 ) -> dict[str, Any]:
     """Return `rows`, `loss`, then `accuracy` for classes (and `mse` under that loss) or `mse` for numbers, `metrics`.
 
-    inputs: [rows, ...], prepared as in training; y: classes or targets as the run's data has them, in whose units all
-    figures are. preparation: how targets were scaled in training, if they were.
+    `inputs`: [rows, ...], prepared as in training; `y`: classes or targets as the run's data has them, in whose units
+    all figures are. `preparation`: how targets were scaled in training, if they were.
     loss is plain, without label smoothing and class weights; mse is that of `torch.nn.MSELoss`, the mean over rows and
-    outputs. metrics: false leaves them out, where many models are measured. own: further ones. Of classes there are
-    tables too, `classes` (`moretta.run.metrics.tables_of_counts`). names: of the classes, for the tables.
+    outputs. `metrics`: false leaves them out, where many models are measured. `own`: further ones. Of classes there are
+    tables too, `classes` (`moretta.run.metrics.tables_of_counts`). `names`: of the classes, for the tables.
     """
     outputs = outputs_of(model, inputs).cpu()
     if preparation is not None:

@@ -214,12 +214,12 @@ class Federation:
             model_source=model_source or made.digest,
             text=run_file[0] if run_file else "",
             digest=run_file[1] if run_file else "",
-            given=settings,
+            sections=settings,
         )
         if own := sorted({named(silo.fit) for silo in silos if silo.fit is not None}):  # so that the record says it
             kept = spec.settings["protocol"]
             fits = [*([kept["fit"]] if kept.get("fit") else []), *own]
-            spec = replace(spec, given={**spec.settings, "protocol": {**kept, "fit": ", ".join(fits)}})
+            spec = replace(spec, sections={**spec.settings, "protocol": {**kept, "fit": ", ".join(fits)}})
         rules.check(spec, in_python)
         test, validation = (
             python_arguments.rows_of(part, rows, feature_names)

@@ -138,9 +138,9 @@ def metrics_of_counts(counts: NDArray[np.int64], bins: NDArray[np.float64] | Non
 def by_counts(right: Array, rows: Array, chosen: Array) -> dict[str, NDArray[np.float64]]:
     """Return the metrics that follow from counts of classes, NaN where there is none.
 
-    right, rows, chosen: [.., classes], how many rows of a class are found, have it, and are taken for it. f1: with two
-    classes that of class 1. f1_macro: the mean over classes that some row has or that is predicted for one.
-    balanced_accuracy: the mean recall over classes that some row has.
+    `right`, `rows`, `chosen`: [.., classes], how many rows of a class are found, have it, and are taken for it. `f1`:
+    with two classes that of class 1. `f1_macro`: the mean over classes that some row has or that is predicted for one.
+    `balanced_accuracy`: the mean recall over classes that some row has.
     """
     has, there = rows > 0, rows + chosen > 0
     f1, recall = _f1(right, rows, chosen), right / np.maximum(rows, 1)
@@ -275,11 +275,11 @@ def judged(
 
     The calibration error has a `value` alone.
 
-    outputs: [rows, outputs], as the model has them; y: int64[rows] of classes, numbers [rows, outputs], or masks
-    [rows, positions, 2], of which figures are over all positions that count. names: of the classes; None leaves their
-    tables out. together: whom rows are about. baseline: the accuracy of the commonest class here, or the squared error
-    of the mean here. threshold: the probability from which on a row is taken for class
-    1 of two, for the figures ``.._at_threshold`` (`best_threshold`).
+    `outputs`: [rows, outputs], as the model has them; `y`: int64[rows] of classes, numbers [rows, outputs], or masks
+    [rows, positions, 2], of which figures are over all positions that count. `names`: of the classes; None leaves their
+    tables out. `together`: whom rows are about. `baseline`: the accuracy of the commonest class here, or the squared
+    error of the mean here. `threshold`: the probability from which on a row is taken for class 1 of two, for the
+    figures ``.._at_threshold`` (`best_threshold`).
     """
     check_fit(y, outputs.shape[1], where)
     outputs, classes, size = outputs.astype(np.float64), task == "classification", outputs.size

@@ -60,9 +60,9 @@ def predict(
     Rows of a table with a cell that is not as its schema says are left out, as long as others remain: a .csv then has
     ids or the numbers of the others, and a .npy NaN in their place.
     What is absent is filled in as in training, by what the training rows had, so that no prediction depends on the
-    file's other rows. The released model gives exact predictions; it is the one that silos hold. form: the
-    fields of `Format` in which a .csv file is written otherwise than the run's own. mapping: what becomes of a table's
-    columns before the schema reads them; rows that do not fit it are left out too.
+    file's other rows. The released model gives exact predictions; it is the one that silos hold. `form`: the fields of
+    `Format` in which a .csv file is written otherwise than the run's own. `mapping`: what becomes of a table's columns
+    before the schema reads them; rows that do not fit it are left out too.
     Raises `moretta.errors.ParameterError`, and writes nothing, where the run has no such model, the rows do not fit, or
     `out` is there and holds no earlier predictions, or rows of this call or of the run.
     """
@@ -90,8 +90,8 @@ def evaluate(
 ) -> tuple[dict[str, Any], Mapping[int, str]]:
     """Return how good a run's model is on the rows of a table or an .npz file with targets, as `judged` has it.
 
-    Beside it stand the rows that are left out, from 1, as they are not as the schema says, and why. by: a column of the
-    table, any, by whose values rows are judged apart too, by its own name or the mapping's. The rest: as `predict`.
+    Beside it stand the rows that are left out, from 1, as they are not as the schema says, and why. `by`: a column of
+    the table, any, by whose values rows are judged apart too, by its own name or the mapping's. The rest: as `predict`.
     Raises `moretta.errors.ParameterError` where the run has no such model, and where rows or targets do not fit.
     """
     model = trained_model.read(folder, choice)

@@ -31,14 +31,14 @@ from moretta.secure_aggregation import agreement, statistics, unmasking
 class PlayedRun:
     """What a run was to do, and what happened in it, in all its sessions.
 
-    rounds: how many were asked for. silos: their names. parameters: how many numbers the model has. scheme: of the
-    secure sums, as the roles make them. has_test_rows: whether the server measures on rows of its own. doubts:
+    `rounds`: how many were asked for. `silos`: their names. `parameters`: how many numbers the model has. `scheme`: of
+    the secure sums, as the roles make them. `has_test_rows`: whether the server measures on rows of its own. `doubts`:
     sentences on what was given, which runs all the same (`moretta.run.inputs.doubts`).
-    run: its id. history: a line a round. dropped: who was missing as the server released. scores: of the last models.
-    has_scores_of_silos: whether what silos score together is known here. best_round: the round that the run returned
-    to, None without early stopping. views: the digest of what was recorded. warnings: of the roles. data: what a
-    look before training may show, where one was wanted. stopped: whether a callback ended it. sums: those that were
-    opened for the release.
+    `run`: its id. `history`: a line a round. `dropped`: who was missing as the server released. `scores`: of the last
+    models. `has_scores_of_silos`: whether what silos score together is known here. `best_round`: the round that the run
+    returned to, None without early stopping. `views`: the digest of what was recorded. `warnings`: of the roles.
+    `data`: what a look before training may show, where one was wanted. `stopped`: whether a callback ended it. `sums`:
+    those that were opened for the release.
     """
 
     spec: Specification

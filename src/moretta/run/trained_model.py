@@ -59,7 +59,7 @@ class TrainedModel(nn.Module):
     eval mode.
 
     `predict` and `predict_proba` take what a `Silo` takes, and of a table a frame or a mapping of its columns with
-    their words. task: "classification" or "regression". classes: their names, if known. columns: of the inputs.
+    their words. `task`: "classification" or "regression". `classes`: their names, if known. `columns`: of the inputs.
     Of masks, `mask` is their shape, such as [height, width].
 
     Args:

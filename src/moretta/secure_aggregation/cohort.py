@@ -45,13 +45,13 @@ class Participation:
 class Rules:
     """Settings of secure aggregation that must be the same for all roles of a run, with defaults filled in.
 
-    degree, threshold, corrupt_rate, dropout_rate: as of `moretta.secure_aggregation.settings.SecureAggregation`.
-    min_survivors: the fewest silos whose sum may be revealed. With masks it is at least 2, as a threshold is a
-    majority.
-    limit: the least range of values that a silo takes an encoding of (`moretta.secure_aggregation.encoding.Range`).
-    public_weights: whether a silo's weight is uploaded in the clear.
-    roster: the silos' long-lived keys; None trusts whatever keys the server relays.
-    participation: who plays a round. Degree and threshold follow from their number, and stay where silos are missing
+    `degree`, `threshold`, `corrupt_rate`, `dropout_rate`: as of
+    `moretta.secure_aggregation.settings.SecureAggregation`. `min_survivors`: the fewest silos whose sum may be
+    revealed. With masks it is at least 2, as a threshold is a majority.
+    `limit`: the least range of values that a silo takes an encoding of (`moretta.secure_aggregation.encoding.Range`).
+    `public_weights`: whether a silo's weight is uploaded in the clear.
+    `roster`: the silos' long-lived keys; None trusts whatever keys the server relays.
+    `participation`: who plays a round. Degree and threshold follow from their number, and stay where silos are missing
         from a cohort: if the threshold shrank too, a server that leaves silos out could read sums of two. None takes
         the cohort for all silos.
     """
@@ -137,10 +137,10 @@ class Credentials:
 class Origin:
     """Where a silo's secrets come from.
 
-    credentials: None trusts the keys that the server relays. insecure: a root from which key pairs, self-masks and
+    `credentials`: None trusts the keys that the server relays. `insecure`: a root from which key pairs, self-masks and
     shares follow, for tests; None draws them from the operating system. A role that is another process for each message
     has one too, drawn from the operating system for each set-up and each upload, and kept in memory alone.
-    session: how often the run was resumed, so that no key is used twice.
+    `session`: how often the run was resumed, so that no key is used twice.
     """
 
     credentials: Credentials | None = None

@@ -57,9 +57,9 @@ TAIL = math.sqrt(2 * math.log(2) * BITS)  # in deviations; what lies further out
 class DiscreteGaussian:
     """The distribution N_Z(deviation^2), ready to be drawn from. Make one by `discrete_gaussian`.
 
-    levels: how many draws are added up. words: the first 31 bits of P(|X| <= n), uint32. exact: all of its 256 bits.
-    guide: by the first 16 bits of a uniform number, how many words are below all that begin so. crowded: whether more
-    than one word begins so, as far out.
+    `levels`: how many draws are added up. `words`: the first 31 bits of P(|X| <= n), uint32. `exact`: all of its 256
+    bits. `guide`: by the first 16 bits of a uniform number, how many words are below all that begin so. `crowded`:
+    whether more than one word begins so, as far out.
     """
 
     deviation: float

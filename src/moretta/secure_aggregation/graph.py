@@ -150,8 +150,9 @@ SECRECY_BITS, RETRY_BITS = 40, 20
 def neighbourhoods(names: Iterable[str], degree: int | None, seed: bytes) -> dict[str, frozenset[str]]:
     """Return each silo's neighbours, without itself; the same for every order of the names.
 
-    names: all different. degree: of a plan; None, or at least the number of other silos, for the complete graph.
-    seed: 32 public bytes that nobody chose: the digest of the cohort's names, fresh keys and parts of the graph's seed.
+    `names`: all different. `degree`: of a plan; None, or at least the number of other silos, for the complete graph.
+    `seed`: 32 public bytes that nobody chose: the digest of the cohort's names, fresh keys and parts of the graph's
+    seed.
 
     Every party computes the graph, so the server cannot dictate it. The last to speak cannot choose it either, as the
     parts of its seed are committed to before keys are seen (`moretta.secure_aggregation.graph`). A server can make

@@ -31,9 +31,9 @@ from moretta.secure_aggregation.sums import Asks, Query, Relayed, Shapes, Sum, W
 class Summand:
     """A silo's part of one sum, N_k and 2^f N_k x_k by tensor as ring elements, which a scheme hides in place.
 
-    agreement: with whom, and who it is itself. asked: what it answers. public: whether N_k may be seen. hidden: the
-    vector of what may not. blinds: masks on that, which the members of the sum take off again.
-    helped: see `moretta.secure_aggregation.schemes.contributor`.
+    `agreement`: with whom, and who it is itself. `asked`: what it answers. `public`: whether N_k may be seen. `hidden`:
+    the vector of what may not. `blinds`: masks on that, which the members of the sum take off again.
+    `helped`: see `moretta.secure_aggregation.schemes.contributor`.
     """
 
     stamp: Stamp
@@ -74,15 +74,14 @@ Answer = Callable[[Any], Message]
 class Scheme:
     """What is a scheme's own.
 
-    upload: what silos send. opens: the messages by which the server opens a sum.
-    early: the error of one of those before there is an upload.
-    hide: makes the upload of a silo's part, and what answers `opens` after it, or raises `moretta.errors.PeerError`.
-    check: raises `moretta.errors.PeerError` for an upload that does not fit the sum.
-    add_up: the server's steps from the uploads, and the digest of what they answer, to their sum.
-    reopen: makes again what answers `opens`, of a part whose upload an earlier process sent; None where a scheme
-    cannot. keys: the rules by which keys are agreed on. noised: the upload where noise may be taken off; None where a
-    scheme bears no losses. check_size: raises where a silo cannot hide so many bytes; None where there is no
-    limit.
+    `upload`: what silos send. `opens`: the messages by which the server opens a sum.
+    `early`: the error of one of those before there is an upload.
+    `hide`: makes the upload of a silo's part, and what answers `opens` after it, or raises `moretta.errors.PeerError`.
+    `check`: raises `moretta.errors.PeerError` for an upload that does not fit the sum.
+    `add_up`: the server's steps from the uploads, and the digest of what they answer, to their sum.
+    `reopen`: makes again what answers `opens`, of a part whose upload an earlier process sent; None where a scheme
+    cannot. `keys`: the rules by which keys are agreed on. `noised`: the upload where noise may be taken off; None where
+    a scheme bears no losses. `check_size`: raises where a silo cannot hide so many bytes; None where there is no limit.
     """
 
     name: str
@@ -157,11 +156,11 @@ class KeyedContributor:
     ) -> Message:
         """Return the answer to an ask of `Aggregator.sum`, with N_k = weight >= 1.
 
-        tensors: real arrays, as the ask wants them; never written to. encoding: as the ask carries it.
-        blind: for `Aggregator.relay`, a secret of the members; its keystream for this silo and sum is added.
-        asked: what this answers (`moretta.secure_aggregation.sums`). least: what every entry's limit must be at least;
-        None is the limit of the settings. origin: of this upload's secrets; None is the contributor's own.
-        noise: what of the noise in `tensors` may be taken off again; None where nothing may.
+        `tensors`: real arrays, as the ask wants them; never written to. `encoding`: as the ask carries it.
+        `blind`: for `Aggregator.relay`, a secret of the members; its keystream for this silo and sum is added.
+        `asked`: what this answers (`moretta.secure_aggregation.sums`). `least`: what every entry's limit must be at
+        least; None is the limit of the settings. `origin`: of this upload's secrets; None is the contributor's own.
+        `noise`: what of the noise in `tensors` may be taken off again; None where nothing may.
         Raises `moretta.errors.RangeError` for a value that is not finite or out of range; nothing is sent then,
         `moretta.errors.PeerError` for an encoding of a narrower range (`moretta.secure_aggregation.encoding.Range`) or
         of other tensors, `moretta.errors.SumSpent` where the silo has helped to open another sum of this round,

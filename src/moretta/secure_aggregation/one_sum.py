@@ -184,12 +184,12 @@ def _forget(line: str, force: bool) -> None:
 class HelpedSums:
     """All sums that one silo has helped to open.
 
-    lines: what `keep` was given in earlier processes, in order. keep: takes a line, and whether the disk must have it
-    before it returns. powered: a name for the time since the machine was started; under another name, lines that were
-    not forced may be lost; "" where that does not matter. over_runs: whether a statistic is over one set in all runs
-    together (where a silo is a site of its own), or in each run. apart: see the opening. repeats: whether the silo's
-    owner allows sums of all its rows over other sets too. fewest: the fewest silos that it helps to sum. answers: the
-    rest of the record.
+    `lines`: what `keep` was given in earlier processes, in order. `keep`: takes a line, and whether the disk must have
+    it before it returns. `powered`: a name for the time since the machine was started; under another name, lines that
+    were not forced may be lost; "" where that does not matter. `over_runs`: whether a statistic is over one set in all
+    runs together (where a silo is a site of its own), or in each run. `apart`: see the opening. `repeats`: whether the
+    silo's owner allows sums of all its rows over other sets too. `fewest`: the fewest silos that it helps to sum.
+    `answers`: the rest of the record.
     Raises `moretta.errors.PeerError` for lines that are not its own.
     """
 

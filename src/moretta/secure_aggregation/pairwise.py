@@ -30,9 +30,9 @@ RINGS = frozenset({np.dtype(np.uint32), np.dtype(np.uint64)})
 class MaskedUpload(Message):
     """y_k by tensor and the weight, uint32 or uint64, masked; and the self-mask's secret in sealed shares.
 
-    maker: whose upload it is, so that another's is noticed before masks are opened. asked: the digest of what this
-    answers. committed: `moretta.secure_aggregation.unmasking.commitment`. sealed, digests: one behind the other, in the
-    order of the holders' names; the silo's own share has only a digest.
+    `maker`: whose upload it is, so that another's is noticed before masks are opened. `asked`: the digest of what this
+    answers. `committed`: `moretta.secure_aggregation.unmasking.commitment`. `sealed`, `digests`: one behind the other,
+    in the order of the holders' names; the silo's own share has only a digest.
     """
 
     SHARES: ClassVar[frozenset[str]] = frozenset({"committed", "sealed", "digests"})

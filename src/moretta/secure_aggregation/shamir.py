@@ -37,8 +37,8 @@ def random_secret(random: Random = os.urandom) -> bytes:
 def share(secret: bytes, threshold: int, points: Sequence[int], random: Random = os.urandom) -> dict[int, bytes]:
     """Return a share of 32 bytes for each point; any `threshold` of them give the secret back.
 
-    secret: a field element, 32 bytes. threshold: from 2 (with 1 each share is the secret) to the number of points.
-    points: different, from 1 to p - 1. random: gives 48 bytes for each of the first threshold - 1 shares, at once;
+    `secret`: a field element, 32 bytes. `threshold`: from 2 (with 1 each share is the secret) to the number of points.
+    `points`: different, from 1 to p - 1. `random`: gives 48 bytes for each of the first threshold - 1 shares, at once;
     anything but the operating system is for tests. Raises `moretta.errors.ParameterError` for other arguments.
 
     >>> secret = random_secret()

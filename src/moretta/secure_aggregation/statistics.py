@@ -121,8 +121,8 @@ MESSAGES = (AskMoments, AskHistogram)
 class Moments:
     """The statistics of all silos' rows together.
 
-    rows: N over all silos. mean, deviation: float64[columns]; the deviation is the population's, sqrt of the mean of
-    (x - mean)^2, and exactly 0 in a column that never varies; both are of the values that are there. present:
+    `rows`: N over all silos. `mean`, `deviation`: float64[columns]; the deviation is the population's, sqrt of the mean
+    of (x - mean)^2, and exactly 0 in a column that never varies; both are of the values that are there. `present`:
     int64[columns], how many are.
     """
 
@@ -144,9 +144,9 @@ def moments(
 ) -> Exchange[Moments | Aborted]:
     """Return rows, mean and deviation of the silos' matrices `what`: the server's half. With 0 columns, rows only.
 
-    of: the indices of the inputs' columns that are asked of, ascending; none for all. may_lack: whether values of
-    `MAY_LACK` may be absent, so that those that are there are counted first. centers: of squares, by `what`; the first
-    that is asked for is kept in it, and asked for again in every attempt of the run, as silos answer for one.
+    `of`: the indices of the inputs' columns that are asked of, ascending; none for all. `may_lack`: whether values of
+    `MAY_LACK` may be absent, so that those that are there are counted first. `centers`: of squares, by `what`; the
+    first that is asked for is kept in it, and asked for again in every attempt of the run, as silos answer for one.
     Call it once for each `what` under one stamp. Raises `moretta.errors.PeerError` for an impossible count of rows, and
     `moretta.errors.ParameterError` for a column in which no silo has any value.
     """

@@ -53,11 +53,11 @@ class Wanted:
 class Sum:
     """The result of a sum.
 
-    means: sum_k N_k x_k / N by tensor, float64, in the original shapes.
-    weight: N = sum_k N_k.
-    steps: by tensor, the bound K / (2 * 2^f N) of the absolute error that fixed point adds to a mean of K silos; 0.0
+    `means`: sum_k N_k x_k / N by tensor, float64, in the original shapes.
+    `weight`: N = sum_k N_k.
+    `steps`: by tensor, the bound K / (2 * 2^f N) of the absolute error that fixed point adds to a mean of K silos; 0.0
         in the scheme ``none``.
-    silos: the K silos in it, sorted. excess: those whose noise beyond what is wanted could not be taken off.
+    `silos`: the K silos in it, sorted. `excess`: those whose noise beyond what is wanted could not be taken off.
     """
 
     means: Mapping[str, NDArray[np.float64]]
@@ -219,11 +219,11 @@ def as_real(name: str, values: Array) -> Array:
 class Query:
     """What an upload answers.
 
-    digest: 32 bytes. once: the name of what is summed once a run; empty for the upload of a round. whole: whether the
-    upload is of the same rows in every take of the round. lasting: whether it depends on rows alone, and so is the same
-    in every run. beside: the name of another sum of the same rows, which has to be over the same silos in this run.
-    own: a digest of what was sent to this silo alone and its upload depends on; empty where there is
-    none, or while it is not known. It differs between silos, so no label has it; the silo keeps it.
+    `digest`: 32 bytes. `once`: the name of what is summed once a run; empty for the upload of a round. `whole`: whether
+    the upload is of the same rows in every take of the round. `lasting`: whether it depends on rows alone, and so is
+    the same in every run. `beside`: the name of another sum of the same rows, which has to be over the same silos in
+    this run. `own`: a digest of what was sent to this silo alone and its upload depends on; empty where there is none,
+    or while it is not known. It differs between silos, so no label has it; the silo keeps it.
     """
 
     digest: bytes

@@ -37,9 +37,9 @@ Outcome = tuple[wire.WorkDone, Bytes] | Missing
 class _Asked:
     """One site's part of an exchange.
 
-    until: when its time is over. taken: whether it has said that it has the work. misses: requests in a row that it
-    has not answered, or has denied. denied: whether it has denied one. long: whether its answer is too long for a plain
-    reply.
+    `until`: when its time is over. `taken`: whether it has said that it has the work. `misses`: requests in a row that
+    it has not answered, or has denied. `denied`: whether it has denied one. `long`: whether its answer is too long for
+    a plain reply.
     """
 
     until: float

@@ -59,13 +59,13 @@ class Knock(_Header):
 class Hello(_Header):
     """The run, the round it stands at, how often it was resumed, and what must be the same on both sides.
 
-    processes: by silo, the process that an envelope is for; several silos get the same bytes, signed once. serial:
-    counts a session's envelopes. key, exchange: the session's own, to sign and to seal answers for. certificate: the
-    server's signature of them.
+    `processes`: by silo, the process that an envelope is for; several silos get the same bytes, signed once. `serial`:
+    counts a session's envelopes. `key`, `exchange`: the session's own, to sign and to seal answers for. `certificate`:
+    the server's signature of them.
 
-    job: the digest of the shared settings (`moretta.deployment.shared_settings`). versions: of Moretta and PyTorch;
-    torch: the PyTorch versions that a site may have. model: the digest of the server's model. tensors: the digest of
-    its tensors alone (`moretta.protocols.common.modules.schema`), and outputs: their number, for a site that cannot
+    `job`: the digest of the shared settings (`moretta.deployment.shared_settings`). `versions`: of Moretta and PyTorch;
+    `torch`: the PyTorch versions that a site may have. `model`: the digest of the server's model. `tensors`: the digest
+    of its tensors alone (`moretta.protocols.common.modules.schema`), and outputs: their number, for a site that cannot
     build the model.
     """
 

@@ -49,9 +49,9 @@ TOPICS = {  # requests that begin, follow and end jobs and the client; a site's 
 class Respawned(JobHandleSpec):
     """A job process, and those that took its place.
 
-    start: starts one. forget: removes what the one that died has left to be read as the outcome of the job.
-    ended: called when the job has ended here.
-    pauses: seconds to wait before each new start; after the last the site stays away, and the job goes on without it.
+    `start`: starts one. `forget`: removes what the one that died has left to be read as the outcome of the job.
+    `ended`: called when the job has ended here.
+    `pauses`: seconds to wait before each new start; after the last the site stays away, and the job goes on without it.
     """
 
     def __init__(

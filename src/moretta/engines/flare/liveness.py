@@ -35,10 +35,11 @@ ABSENT = "was not connected when the job began; it takes part in the next one"
 class RemoteSite:
     """What is known of a site.
 
-    process_id: None until it has answered; last: the last one that was known. fresh: whether that process has replaced
-    an earlier one in the run and has done nothing yet. refusal: why it takes no part. gone: why it is not there.
-    tried: when it was last greeted. pause: seconds until it is greeted again. overdue: the number of the work that it
-    was late with, 0 for none.
+    `process_id`: None until it has answered; `last`: the last one that was known. `fresh`: whether that process has
+    replaced an earlier one in the run and has done nothing yet. `refusal`: why it takes no part. `gone`: why it is not
+    there.
+    `tried`: when it was last greeted. `pause`: seconds until it is greeted again. `overdue`: the number of the work
+    that it was late with, 0 for none.
     """
 
     process_id: str | None = None

@@ -70,10 +70,10 @@ class _Work:
 class SiteWorker:
     """Answers a server's requests, each at once; `close` when there are no more.
 
-    make: loads the silo, perhaps slowly, and raises what keeps it from taking part. It is called once a session of the
-    server's has begun: any site of the federation can start a job here, and what a job says is only then the server's.
-    trust: loads, quickly, what the site trusts. process_id: of this process. last_heard: the moment of the server's
-    last request, by `time.monotonic`. ended: set when the run has ended.
+    `make`: loads the silo, perhaps slowly, and raises what keeps it from taking part. It is called once a session of
+    the server's has begun: any site of the federation can start a job here, and what a job says is only then the
+    server's. `trust`: loads, quickly, what the site trusts. `process_id`: of this process. `last_heard`: the moment of
+    the server's last request, by `time.monotonic`. `ended`: set when the run has ended.
     """
 
     def __init__(self, make: Callable[[], HostedSilo], trust: Callable[[], Trust]) -> None:

@@ -7,9 +7,9 @@ silos' mean x_k of (L(w + sigma d_k) - ...) / sigma is the derivative along d_k 
 
     g = 1/(K - 1) sum_k x_k d_k,     x_k = (L_k - mean_j L_j) / sigma          (Stein's identity: Eqs. 5, 6)
 
-is an unbiased estimate of the gradient. It lies in the span of K directions: its squared error is about n / K times the
-gradient's square (Theorem 3.1), so progress a round is some K / n of that of a true gradient, and K forwards cost K
-times a forward. Rademacher directions lose less to the curvature than Gaussian ones
+is an unbiased estimate of the gradient. It lies in the span of K directions, so its squared error is about n / K times
+the gradient's square (Theorem 3.1). A round makes some K / n of a true gradient's progress, and K forwards cost K times
+a forward. Rademacher directions lose less to the curvature than Gaussian ones
 (`moretta.protocols.baffle.silo.directions`); the forms are in `moretta.protocols.baffle.silo.estimate`.
 
     server                                              silo c

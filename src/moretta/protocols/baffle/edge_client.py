@@ -73,7 +73,7 @@ def edge_client(protocol: BAFFLE, setup: SiloSetup, engine: Engine, insecure: Se
     """Return the role of a silo that runs ONNX in a process, which is not started yet.
 
     Args:
-        setup: what the silo plays by.
+        setup: what the silo needs to take part.
         engine: its memory limit and precision.
         insecure: for tests, the root that all secrets follow from.
 

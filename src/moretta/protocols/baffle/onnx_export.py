@@ -214,8 +214,8 @@ def _inexpressible(error: object) -> ParameterError:
 def _round_to_half(proto: onnx.ModelProto) -> None:
     """Cast all inputs and results of operations to half precision and back.
 
-    A graph of half-precision operations would not do: where ONNX Runtime has no half kernel it leaves out the casts in
-    between (on x86 nothing is rounded then), but never a cast to half and back that the graph itself has.
+    A graph of half-precision operations would not do. Where ONNX Runtime has no half kernel, it leaves out the casts in
+    between (on x86 nothing is rounded then). It never leaves out a cast to half and back that the graph itself has.
     """
     graph = proto.graph
     _refuse_control_flow(graph, "float16")

@@ -12,7 +12,7 @@ from moretta.protocols.baffle.silo.directions import BLOCK, MOST
 from moretta.protocols.baffle.silo.estimate import Form, directions_of
 from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.common.augmentation import CROPS
-from moretta.protocols.common.own_loss import found, of_arrays
+from moretta.protocols.common.own_loss import imported, of_arrays
 from moretta.protocols.common.targets import RowLosses
 from moretta.protocols.common.training import Minutes, PrivateTraining
 
@@ -283,7 +283,7 @@ class BAFFLE(PrivateTraining):
                 self.loss,
                 self.label_smoothing,
                 self.class_weights,
-                None if self.own_loss is None else of_arrays(found(self.own_loss)),
+                None if self.own_loss is None else of_arrays(imported(self.own_loss)),
             ),
             self.most_at_once,
             self.direction,

@@ -116,7 +116,7 @@ def _check_rows(setting: Setting, forward: TorchForward, *, several: bool) -> No
 
     The first silo's rows are tried, or rows of zeros where all silos are remote.
     """
-    rows = next((silo.x[:8] for silo in setting.here), None)
+    rows = next((silo.x[:8] for silo in setting.local), None)
     x = np.zeros((2, *setting.row_shape), setting.silos[0].x.dtype) if rows is None else rows
     inputs = x if x.dtype.kind in "iu" else x.astype(forward.layout.dtype)
     at = forward.layout.flat(modules.arrays(setting.model))

@@ -94,8 +94,8 @@ AGGREGATOR = (
     *under((shared.COLUMNS_ALONE,), is_blind),
     Claim("server and silos", "rows", kind="not given", silent=True).says(
         "is not given a key of a group or row that the participant is not in, nor the difference of two z of one take, "
-        "which would be raw features, where the aggregator does not follow the protocol and one participant colludes "
-        "with it",
+        "which would be raw features. This holds where the aggregator does not follow the protocol and one participant "
+        "colludes with it",
         assumes="a roster; the grid that all received",
         rests_on="attacks in `tests/protocols/cgd/test_cgd_attacks.py`",
     ),
@@ -182,13 +182,14 @@ ALIGNMENT = (
     ),
     aligned("ids").says(
         "learns, in rows of three holders and more, which ids the holder of the labels shares with it, even ids that a "
-        "third lacks: the holder of the labels aligns with each of the others in turn, and learns this of each before "
+        "third lacks. The holder of the labels aligns with each of the others in turn, and learns this of each before "
         "the last, among the ids left until then",
         rests_on=DERIVED,
     ),
     aligned("ids").says(
-        "can learn whether a partner has ids for which it has no rows itself, if it lists them against the protocol: "
-        "as many as its list is long, which only the size of a message bounds, once a run; another run tests others",
+        "can learn whether a partner has ids for which it has no rows itself, if it lists them against the protocol. "
+        "It tests as many as its list is long, which only the size of a message bounds, once a run; another run tests "
+        "others",
         rests_on=DERIVED,
     ),
     aligned("traffic").says(

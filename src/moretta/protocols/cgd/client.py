@@ -62,9 +62,9 @@ ON_ROWS = (messages.DescribeRows, AskMoments, Begin, Forward, Join, Contribute) 
 class GridPosition:
     """What a participant knows of the grid; all of it is public.
 
-    me: its name. row: the holders of columns of the same rows, itself included. head: who of them has the labels; None
-    where each participant has a model of its own. columns: the indices of its columns, empty where it has all. groups:
-    those it shares layers with, by name, also where it is the only member.
+    `me`: its name. `row`: the holders of columns of the same rows, itself included. `head`: who of them has the labels;
+    None where each participant has a model of its own. `columns`: the indices of its columns, empty where it has all.
+    `groups`: those it shares layers with, by name, also where it is the only member.
     """
 
     me: str
@@ -77,9 +77,9 @@ class GridPosition:
 class Client:
     """Answers for one participant (Algorithms 1 and 2).
 
-    model: the whole architecture, as everybody has it. order: its rows, in the order of its row of the grid. root: of
-    its start. contributors, statistics (those that it gives): by group. setup: what else it plays by. blind: whether
-    sums are hidden from anyone who relays them.
+    `model`: the whole architecture, as everybody has it. `order`: its rows, in the order of its row of the grid.
+    `root`: of its start. `contributors`, `statistics`: by group; the statistics are those that it gives. `setup`: what
+    else it needs to take part. `blind`: whether sums are hidden from anyone who relays them.
     """
 
     def __init__(
@@ -413,7 +413,7 @@ class Client:
             raise SumSpent(stamp.take + 1, (), False)
         raise PeerError(
             f"{stamp}: {name} was another before in this take, and all takes of a round of all rows have one; expected "
-            "the same, as from the state that the round was played from before"
+            "the same, as from the state that the round started from before"
         )
 
     def _hold_z(self, ask: Forward | Join, *others: Array) -> None:

@@ -4,7 +4,7 @@ Gradients are deterministic in weights, rows and round. Confined starts: w_l(1) 
 from a participant's secret root.
 
 The root comes from the operating system and never leaves the participant. A tensor's start follows from root, name and
-shape alone, so it is not stored but made again whenever it is needed. What is common to all starts is public.
+shape alone, so it is not stored but made again whenever it is needed. The common part of all starts is public.
 """
 
 import copy

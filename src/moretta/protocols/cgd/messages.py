@@ -55,7 +55,7 @@ class KeyTaken(Message):
 
 @message("cgd/use-alignment")
 class UseAlignment(Message):
-    """Say by which alignment your rows are in order. found: whether to take up the one that was just found."""
+    """Say by which alignment your rows are in order. found: whether to use the one that was just found."""
 
     found: bool
 

@@ -1,4 +1,4 @@
-"""Builds CGD's roles: an aggregator and its participants, or a simulation that plays them all."""
+"""Builds CGD's roles: an aggregator and its participants, or a simulation of all of them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -87,7 +87,7 @@ def _participants(protocol: CGD, setting: Setting) -> Roles:
     if joint and not protocol.align:
         check_order(setting.silos)
     schema, membership = modules.schema(model), Membership.of(grid, groups, joint=joint)
-    for silo in setting.here:
+    for silo in setting.local:
         name, row = silo.name, grid.parts[silo.name].row
         holds = not joint or name == grid.heads[row]
         if holds and not len(silo.y):

@@ -32,9 +32,9 @@ _ROOT = "alignment/root"
 class RowOrder:
     """The rows of one participant.
 
-    me: its name. rows_in: gives them in an order by row number, None for all as they stand. ids: of all rows. aligner:
-    its half of the alignment; None where rows are in order already. group: of its row of the grid, among those that
-    have a key (`group_keys.row_group`).
+    `me`: its name. `rows_in`: gives them in an order by row number, None for all as they stand. `ids`: of all rows.
+    `aligner`: its half of the alignment; None where rows are in order already. `group`: of its row of the grid, among
+    those that have a key (`group_keys.row_group`).
     """
 
     def __init__(
@@ -107,9 +107,9 @@ class RowOrder:
             raise PeerError(f"expected `{head}` to be aligned with those before `{ask.peer}` first")
 
     def _use(self, ask: UseAlignment) -> bytes:
-        """Take up an alignment that was just found; return the mark of the one in use, empty without one.
+        """Use the alignment that was just found; return the mark of the one in use, empty without one.
 
-        One whose exchange was broken off is not taken up: it may be of some partners only.
+        An alignment whose exchange was broken off is not used: it may be of some partners only.
         """
         alignment = self._aligner.alignment if self._aligner is not None and ask.found else None
         if alignment is not None:

@@ -1,4 +1,4 @@
-"""The aggregator: it relays and adds up, and holds no model. A participant or somebody without data may play it."""
+"""The aggregator relays and adds up, and holds no model. A participant or somebody without data may take this role."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ OPENING = (Unmask, AddShares)  # these open a sum: once one is sent, answers may
 class Server:
     """Conducts Algorithms 1 and 2 over groups of participants.
 
-    groups: who shares which layers. enrolments: by group of two and more, its secure sum and what is agreed on with it.
-    joint: whether the participants of a row of the grid run one model together. blind: whether sums are hidden from
-    this role.
+    `groups`: who shares which layers. `enrolments`: by group of two and more, its secure sum and what is agreed on with
+    it. `joint`: whether the participants of a row of the grid run one model together. `blind`: whether sums are hidden
+    from this role.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class Server:
         )
 
     def _row(self, now: Stamp, names: Sequence[str]) -> Exchange[Mapping[str, Missing]]:
-        """Play forward and backward passes of one row. Return who was missing; the row then sits the round out."""
+        """Run forward and backward passes of one row. Return who was missing; the row then sits the round out."""
         head, *others = names
         words = np.empty((0, 0), dtype=np.uint64)
         bits = Ring(64).fraction_bits("z", LARGEST_Z, len(names), len(names))

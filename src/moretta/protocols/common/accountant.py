@@ -18,9 +18,9 @@ the least of which is k / (n - c). One silo, which knows its own noise alone, fa
 least where K = n - T. `Accountant.facts` states epsilon for some of these.
 
 Neighbouring data sets differ in one example that is added or removed, at one silo. Where the unit is a silo, they
-differ in all that one silo uploads, which is there or counts as 0; it is in every sum then, so q is 1, and who takes
-part in a round, which follows from a public seed, makes epsilon no smaller. q, the number of releases, sigma, C
-and delta are public; by its q, so is the number of rows of the silo that has fewest.
+differ in all that one silo uploads, which is there or counts as 0. It is in every sum then, so q is 1. Who takes part
+in a round follows from a public seed, so it makes epsilon no smaller. Public are q, the number of releases, sigma, C
+and delta; by its q, so is the number of rows of the silo that has fewest.
 """
 
 from __future__ import annotations
@@ -153,13 +153,13 @@ class Accountant:
     def facts(self, releases: int, shapes: Shapes | None = None) -> dict[str, float | str]:
         """Return epsilon after so many releases, and what it is about, for ``result.json``.
 
-        releases: noised sums that may have been opened (`moretta.protocols.common.releases`). shapes: of what an
+        `releases`: noised sums that may have been opened (`moretta.protocols.common.releases`). `shapes`: of what an
         upload has, from which its lattice follows; None leaves that out.
 
-        epsilon: towards the server together with `colluding_silos` silos, and anyone who gets the model. To them the
-        noise of `noise_silos` silos is unknown, less those who are lost. epsilon_to_silos: towards one other silo,
-        which knows its own share. epsilon_with_noise_of_<k>: towards anyone who can take off all but k silos' noise, as
-        the server together with the other silos. "unbounded" is infinity.
+        `epsilon`: towards the server together with `colluding_silos` silos, and anyone who gets the model. To them the
+        noise of `noise_silos` silos is unknown, less those who are lost. `epsilon_to_silos`: towards one other silo,
+        which knows its own share. `epsilon_with_noise_of_<k>`: towards anyone who can take off all but k silos' noise,
+        as the server together with the other silos. "unbounded" is infinity.
         """
         sharers = self.privacy.sharers
         facts: dict[str, float | str] = {"noise_multiplier": self.privacy.noise, "delta": self.privacy.delta}
@@ -198,7 +198,7 @@ class Accountant:
         return replace(request, noise=lattice.noise) if self.privacy.noise else request
 
     def allows(self, releases: int) -> bool:
-        """Return whether so many releases keep to the most that epsilon may come to."""
+        """Return whether epsilon stays within its bound after so many releases."""
         most, spent = self.privacy.most, None if self.privacy.most is None else self.spent(releases)
         return most is None or (isinstance(spent, float) and spent <= most)
 

@@ -29,9 +29,9 @@ def most_rows(size: int) -> int:
 class Batches:
     """The mini-batches of one silo: a fresh permutation each epoch, the last partial batch kept.
 
-    rows: how many rows the silo has. size: rows in a batch, 0 for all of them. seed: of the training, not secret.
-    run: the run's id, so that another run of the same seed has other batches; empty where one machine plays all roles.
-    in_order: every epoch has the rows in the order that they are held in.
+    `rows`: how many rows the silo has. `size`: rows in a batch, 0 for all of them. `seed`: of the training, not secret.
+    `run`: the run's id, so that another run of the same seed has other batches; empty where one machine plays all
+    roles. `in_order`: every epoch has the rows in the order that they are held in.
     """
 
     def __init__(self, rows: int, size: int, seed: int, silo: str, run: str = "", *, in_order: bool = False) -> None:

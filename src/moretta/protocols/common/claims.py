@@ -26,14 +26,14 @@ Role = Literal["server", "silo", "silos together", "server and silos", "outsider
 """Who learns. "reader" has no claims, but notes on how to read the others."""
 
 Kind = Literal["learns", "not given", "obfuscated", "bounded", "unclaimed"]
-"""learns: has it, or can work it out. not given: no message to the role holds it. obfuscated: has it changed by secret
-numbers, which is no encryption. bounded: an accountant says how much of it the role can learn. unclaimed: nothing is
-said of it."""
+"""`learns`: has it, or can work it out. `not given`: no message to the role holds it. `obfuscated`: has it changed by
+secret numbers, which is no encryption. `bounded`: an accountant says how much of it the role can learn. `unclaimed`:
+nothing is said of it."""
 
 About = Literal["rows", "ids", "update", "sum", "statistics", "model", "traffic"]
-"""What a claim is about. rows: the values, labels or predictions of others' single rows. ids: who is among a silo's
-rows. update: what one silo computed of its rows. sum: the same of several silos. statistics: figures over many rows.
-model: a model, or what hides it. traffic: who takes part when, with how many rows and how long messages."""
+"""The subject of a claim. `rows`: the values, labels or predictions of others' single rows. `ids`: who is among a
+silo's rows. `update`: what one silo computed of its rows. `sum`: the same of several silos. `statistics`: figures over
+many rows. `model`: a model, or what hides it. `traffic`: who takes part when, with how many rows, how long messages."""
 
 Place = Literal["front", "brief", "full"]
 """Where docs/privacy.md shows a claim: front: in its first table; brief: in its list; full: in neither."""
@@ -95,7 +95,7 @@ def fact(record: Record, name: str) -> int | None:
 
 
 def scheme(record: Record) -> str:
-    """Return the scheme by which uploads were summed, "none" where there was none."""
+    """Return the scheme by which uploads were summed, "none" without one."""
     return str((record.get("secure_aggregation") or {"scheme": "none"})["scheme"])
 
 
@@ -413,14 +413,14 @@ WORDS = (
 class Claim:
     """One thing that a role learns, or does not: `silo("model", where, attacks).says("holds the model")`.
 
-    about: what it is about; None for notes to readers, and where a role learns nothing. where: the conditions on the
-    run, all of which hold. attacks: names of the attacks that test it. words: that fill the braces of its text.
-    alone: where it holds, a report says nothing else of the role.
-    warns: a run of which it holds says so in its warnings, and so in the terminal and the log.
-    silent: a report says nothing of it, as no record shows all of its conditions.
-    protocols: the names in a package that it is about; empty for all.
-    text: what it says, a verb first, with words in braces; the part before its bar, if any, is a verdict's headline.
-    assumes: what else must hold, which no record shows. rests_on: its other grounds, such as tests.
+    `about`: what it is about; None for notes to readers, and where a role learns nothing. `where`: the conditions on
+    the run, all of which hold. `attacks`: names of the attacks that test it. `words`: that fill the braces of its text.
+    `alone`: where it holds, a report says nothing else of the role.
+    `warns`: a run of which it holds says so in its warnings, and so in the terminal and the log.
+    `silent`: a report says nothing of it, as no record shows all of its conditions.
+    `protocols`: the names in a package that it is about; empty for all.
+    `text`: what it says, a verb first, with words in braces; the part before its bar, if any, is a verdict's headline.
+    `assumes`: what else must hold, which no record shows. `rests_on`: its other grounds, such as tests.
     """
 
     role: Role
@@ -615,7 +615,7 @@ TEST_ROWS = (
         "active server can learn the same for one list per session that it makes up, perhaps of one person"
     ),
     silo("ids", (has_test_rows,)).says(
-        "holds the digests of the ids or groups of the server’s test rows, where they have any, and the key: it learns "
+        "holds the digests of the ids or groups of the server’s test rows, where they have any, and the key. It learns "
         "which of its own are among them, how many they are, and for any id that it guesses whether it is among them"
     ),
 )

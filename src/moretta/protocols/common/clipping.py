@@ -8,19 +8,19 @@ before it: a vector longer than `MULTIPLE` times the running median is shortened
     x_t -> x_t median_t / |x_t|   where |x_t| > 64 median_t
     what is noted of round t = min(|x_t|, 2 median_t)
 
-It is shortened to the median and not to 64 times it: so large a sum is worth no more than an ordinary step, and 64
-ordinary steps in a direction that one silo chose are enough to spoil a small model for good.
+It is shortened to the median and not to 64 times it, as so large a sum is worth no more than an ordinary step. In a
+direction that one silo chose, 64 ordinary steps are enough to spoil a small model for good.
 
-The median is of norms over rounds, so fewer than half of the rounds cannot move it. There are two: in a run that has
-nearly fitted its rows most batches leave a small gradient and a few a large one, and the median of all rounds is the
-larger; in a run that leaves a plateau gradients grow for long, and that of the last rounds is. At most twice the median
-is noted, so that a silo that spoils every round needs some six rounds to double the measure.
+The median is of norms over rounds, so fewer than half of the rounds cannot move it. There are two medians. In a run
+that has nearly fitted its rows most batches leave a small gradient and a few a large one, and the median of all rounds
+is the larger. In a run that leaves a plateau gradients grow for long, and the median of the last rounds is the larger.
+At most twice the median is noted, so that a silo that spoils every round needs some six rounds to double the measure.
 
-64: the largest ratio of a round's norm to that median was 2.4 in the demo, 1.5 and 4.0 in the examples of BAFFLE and
-CGD, 3 to 5 in runs with cross-entropy on WDBC and digits, 19 with batches of 4 rows, and 20 where the learning rate was
-15 times too high (docs/secure-aggregation.md has the table). Only 1500 rounds of two silos with batches of 4 rows,
-which they fit exactly, came to 74. The first five rounds set the measure and are not clipped: there ``clip-norm`` is
-what bounds a step.
+Why 64: the largest ratio of a round's norm to that median was 2.4 in the demo, 1.5 and 4.0 in the examples of BAFFLE
+and CGD, and 3 to 5 in runs with cross-entropy on WDBC and digits. It was 19 with batches of 4 rows, and 20 where the
+learning rate was 15 times too high (docs/secure-aggregation.md has the table). Only in 1500 rounds of two silos with
+batches of 4 rows, which they fit exactly, was it 74. The first five rounds set the measure and are not clipped: there
+``clip-norm`` is what bounds a step.
 
 What remains: up to 64 ordinary steps may go where one silo wants, and a silo that spoils every round stops the
 training, as only spoiled sums are left. Masks hide who it is.

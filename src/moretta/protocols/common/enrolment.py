@@ -8,12 +8,12 @@
       Begin(model, schema, preparation)      -->
                                              <--    Ready, or a refusal that says what differs
 
-Who learns what: where inputs are standardised, every silo and the server learn the mean and standard deviation over all
-silos of each input column, where targets are standardised of each target, and where values are absent what is filled
-in; the server also learns how many values of a column are there, and of a column whose median is filled in the numbers
-of rows in 64 equal parts of its range. Under PBPFL the server also learns those of all inputs together and of the
-targets, and their numbers. Where rounds use all rows, it learns their number, once a run: silos that were not counted
-cannot join. No silo's own figures are seen in these sums.
+Who learns what: every silo and the server learn the mean and standard deviation over all silos of each input column
+that is standardised, and of each target that is. Where values are absent, they learn what is filled in. The server also
+learns how many values of a column are there. Of a column whose median is filled in it learns the numbers of rows in 64
+equal parts of its range. Under PBPFL the server also learns those of all inputs together and of the targets, and their
+numbers. Where rounds use all rows, it learns their number, once a run: silos that were not counted cannot join. No
+silo's own figures are seen in these sums.
 """
 
 import logging
@@ -119,7 +119,7 @@ class SiloRows:
         of: the rows as arrays, of which lazy ones are read by batch.
         augment: how inputs, images, are varied at each use (`varied`); empty: not.
         passes: how those of a batch pass through a model.
-        frozen: what is not trained of the model that the server sends.
+        frozen: the parts of the model that the server sends which are not trained.
 
     """
 
@@ -235,12 +235,12 @@ class SiloRows:
 class Enrolment:
     """The server's half: what has been agreed with the cohort.
 
-    setting: of the run. columns: how they are to be prepared. batch_size: 0 for all of a silo's rows. statistics: the
-    closed list of those that it asks for, and its silos give. comparison: of silos' rows with the server's test rows,
-    where it knows whom those are about.
-    sends_model: whether rounds send the model, of which what is frozen then travels in the set-up alone.
-    figures: of the score that is asked for at the end, none for no score. most_weight: of the cohort, an upper bound of
-    the rows that a round uses.
+    `setting`: of the run. `columns`: how they are to be prepared. `batch_size`: 0 for all of a silo's rows.
+    `statistics`: the closed list of those that it asks for, and its silos give. `comparison`: of silos' rows with the
+    server's test rows, where it knows whom those are about.
+    `sends_model`: whether rounds send the model, of which what is frozen then travels in the set-up alone.
+    `figures`: of the score that is asked for at the end, none for no score. `most_weight`: of the cohort, an upper
+    bound of the rows that a round uses.
     """
 
     def __init__(

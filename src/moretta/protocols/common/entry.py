@@ -33,20 +33,20 @@ T = TypeVar("T")
 class Entry:
     """One protocol of `moretta.protocols.registry`. A reference "module:name" is imported when it is first used.
 
-    name: in a run file. label: for people. settings: its class of settings. roles: builds its roles, as `build` says.
-    messages: the module of its messages, MESSAGES. Those in KEYS count as keys and shares, those in SET_UP as set-up,
-    all others as uploads. claims: the module whose CLAIMS say who learns what. commands: adds its own commands to the
-    shell. edge: the module that plays a silo in a process that only runs the model forward
-    (`moretta.protocols.baffle.edge_client`), if any. leaves: says what a silo's role leaves at its site alone
+    `name`: in a run file. `label`: for people. `settings`: its class of settings. `roles`: builds its roles, as `build`
+    says. `messages`: the module of its messages, MESSAGES. Those in KEYS count as keys and shares, those in SET_UP as
+    set-up, all others as uploads. `claims`: the module whose CLAIMS say who learns what. `commands`: adds its own
+    commands to the shell. `edge`: the module that plays a silo in a process that only runs the model forward
+    (`moretta.protocols.baffle.edge_client`), if any. `leaves`: says what a silo's role leaves at its site alone
     (`moretta.protocols.common.roles.Left`).
-    baseline: other protocols are compared with it. pooled: one party has all rows, and nothing is summed.
-    summed: uploads go through the secure sum. grids: silos may hold different columns of the same rows.
-    simulations: the engines that play all its silos in one process, without messages.
-    many_machines: silos may be remote. takes_all: every silo takes part in every round.
-    ring_bits: the smallest ring that its sums allow. seeded_start: silos compute the point that they start from, so it
-    follows from the training seed. forward_only: no silo takes a gradient. judged_by: where silos have models of their
-    own, the "mean" of their scores or the "worst". common_model: ``model.safetensors`` is a model that predicts.
-    shows_model: silos see that model in every round, so they may score it on the way.
+    `baseline`: other protocols are compared with it. `pooled`: one party has all rows, and nothing is summed.
+    `summed`: uploads go through the secure sum. `grids`: silos may hold different columns of the same rows.
+    `simulations`: the engines that play all its silos in one process, without messages.
+    `many_machines`: silos may be remote. `takes_all`: every silo takes part in every round.
+    `ring_bits`: the smallest ring that its sums allow. `seeded_start`: silos compute the point that they start from, so
+    it follows from the training seed. `forward_only`: no silo takes a gradient. `judged_by`: where silos have models of
+    their own, the "mean" of their scores or the "worst". `common_model`: ``model.safetensors`` is a model that
+    predicts. `shows_model`: silos see that model in every round, so they may score it on the way.
     """
 
     name: str

@@ -19,7 +19,7 @@ are lost, each silo's noise has as much more as those who are left need, which i
 (`moretta.secure_aggregation.removable_noise`). So in every sum that is opened the multiplier is sigma, and hardly more.
 
 The ring adds whole steps exactly: its own step is a part of s, and no magnitude passes 2^50 of them, so that the
-products of float64 on the way are rounded to the right one. What is further out than that is brought in before the
+products of float64 on the way are rounded to the right one. Numbers further out than that are brought in before the
 noise is added, which moves no two sums apart.
 """
 
@@ -45,10 +45,10 @@ EXACT_BITS = 50  # of the ring's steps, up to which a product and a quotient of 
 class Privacy:
     """The settings of noise: the multiplier sigma, the largest norm C of what one example adds, and delta.
 
-    sharers: S, the silos whose noise together is that of the mechanism where none is lost; 1 where each silo adds all
-    of it. losses: how many of a round's silos may be missing from a sum. colluding: c, how many tell the server theirs.
-    unit: what it hides, one "row" of a silo, a "group" of its rows, or all that one "silo" uploads. most: the epsilon
-    that a run may come to; None is any. group_rows: how many rows of a group a round uses at most.
+    `sharers`: S, the silos whose noise together is that of the mechanism where none is lost; 1 where each silo adds all
+    of it. `losses`: how many of a round's silos may be missing from a sum. `colluding`: c, how many tell the server
+    theirs. `unit`: what it hides, one "row" of a silo, a "group" of its rows, or all that one "silo" uploads. `most`:
+    the largest epsilon that a run may have; None is any. `group_rows`: how many rows of a group a round uses at most.
     """
 
     noise: float
@@ -70,9 +70,9 @@ class Privacy:
 class Lattice:
     """The lattice of one upload, and the noise on it.
 
-    step: s. sensitivity: Delta. deviation: sigma_k, in steps, where none of a round's silos is missing; 0 for no noise,
-    which needs no lattice. noise: what the silos' noise is to leave in a sum. most: the largest magnitude of a silo's
-    noise, in steps, in any cohort.
+    `step`: s. `sensitivity`: Delta. `deviation`: sigma_k, in steps, where none of a round's silos is missing; 0 for no
+    noise, which needs no lattice. `noise`: what the silos' noise is to leave in a sum. `most`: the largest magnitude of
+    a silo's noise, in steps, in any cohort.
     """
 
     step: float
@@ -118,8 +118,8 @@ class Lattice:
         most = math.ldexp(fine, EXACT_BITS) / self.step
         if most < 2 * lot * self.sensitivity / self.step + self.most:
             raise ParameterError(
-                f"dp-noise: sums are rounded to {fine:.3g}, and {lot} rows with noise come to more of such steps than "
-                "are added exactly; give a higher [secure-aggregation] limit, or a smaller dp-clip"
+                f"dp-noise: sums are rounded to {fine:.3g}, and {lot} rows with noise need more of such steps than "
+                "are added exactly; set a higher [secure-aggregation] limit, or a smaller dp-clip"
             )
         return most - self.most
 

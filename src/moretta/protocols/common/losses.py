@@ -51,9 +51,9 @@ def chances(targets: Tensor) -> Tensor:
 class Loss:
     """One loss with its settings.
 
-    name: "mse", the mean over rows of |y - t|^2 / 2 (`practical.md`, section III-B; `torch.nn.MSELoss` is 2 / outputs
-    times it), or "cross-entropy" of the softmax, in nats. smoothing: of labels, 0 to 1. class_weights: one an output.
-    own: of each row, in the place of all this (`moretta.protocols.common.own_loss`).
+    `name`: "mse", the mean over rows of |y - t|^2 / 2 (`practical.md`, section III-B; `torch.nn.MSELoss` is 2 / outputs
+    times it), or "cross-entropy" of the softmax, in nats. `smoothing`: of labels, 0 to 1. `class_weights`: one an
+    output. `own`: of each row, in the place of all this (`moretta.protocols.common.own_loss`).
     """
 
     name: str

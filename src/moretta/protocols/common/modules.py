@@ -9,10 +9,10 @@ little.
 
 Initialisers draw few bits: PyTorch's draw one of 2^24 values between -b and b. Factors that multiply such numbers can
 be found from the products, even rounded once, as PBPFL's scales were (`scales-from-low-bits` of the audit). So each
-parameter W that is trained begins at W + n, with n normal of deviation 2^-23 max|W|. Where max|W| is about b, that
-is the step of such a lattice, and W + n is nearly uniform between its points (the density varies by 2 exp(-2 pi^2),
-5e-9). This does not hide coarser starts, such as weights of eight bits or normalisation layers of ones. What is frozen
-stays as it is, as buffers do: some of it is masks and places, and PBPFL sends it unscaled.
+parameter W that is trained begins at W + n, with n normal of deviation 2^-23 max|W|. Where max|W| is about b, that is
+the step of such a lattice, and W + n is nearly uniform between its points (the density varies by 2 exp(-2 pi^2), 5e-9).
+This does not hide coarser starts, such as weights of eight bits or normalisation layers of ones. Frozen parameters stay
+as they are, as buffers do: some are masks and places, and PBPFL sends them unscaled.
 
 All protocols do so, so that they are compared from one start. As n follows from a digest of all parameters W, runs of
 one seed stay the same runs. Anyone who does not know the start (from a seed, the operating system or a file) does not

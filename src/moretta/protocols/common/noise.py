@@ -1,7 +1,7 @@
 """A silo's lots and its share of the noise, where uploads are differentially private. Needs no torch.
 
-What is drawn follows from the silo's secret root, the take, and a digest of everything that the upload depends on. So
-the same question has the same answer, and no two sums have the same noise at another scale.
+Every draw follows from the silo's secret root, the take, and a digest of everything that the upload depends on. So the
+same question has the same answer, and no two sums have the same noise at another scale.
 """
 
 import hashlib
@@ -106,8 +106,8 @@ class SiloNoise:
     def uploading(self, now: Stamp, *of: int | str | bytes) -> None:
         """Note the upload that is about to be sent. of: see `moretta.protocols.common.releases.Releases.add`.
 
-        Raises `moretta.errors.ParameterError` where its sum would pass the most that epsilon may come to. The silo's
-        own count decides, whatever the server says of its own; the last upload may be sent again.
+        Raises `moretta.errors.ParameterError` where its sum would pass the bound of epsilon. The silo's own count
+        decides, whatever the server says of its own; the last upload may be sent again.
         """
         accountant = None if self.privacy.most is None else Accountant(self.privacy, self.rate)
         again = self.releases.is_last(now, *of)

@@ -55,7 +55,7 @@ OwnFunction = Annotated[
 """A field for a function, or in a run file its "module:function"; None for none."""
 
 
-def found(function: Function | str, base: Path = Path(), agreed: Container[str] = ()) -> Function:
+def imported(function: Function | str, base: Path = Path(), agreed: Container[str] = ()) -> Function:
     """Return a function, imported by its name from beside a run file in the folder `base`; agreed: see `resolve`."""
     return resolve(function, base, agreed) if isinstance(function, str) else function
 
@@ -104,7 +104,7 @@ def check(
     """
     import torch
 
-    function, drawn = found(loss_function), np.random.default_rng(0)
+    function, drawn = imported(loss_function), np.random.default_rng(0)
     said_first = f"own-loss `{named(function)}`"
     x = torch.tensor(drawn.normal(size=(ROWS, outputs)), dtype=dtype, requires_grad=True)
     some = _made_up_targets(drawn, outputs, loss, task) if targets is None else targets[np.arange(ROWS) % len(targets)]

@@ -110,7 +110,7 @@ def counted(exchange: Exchange[R], releases: Releases, now: Stamp, *of: int | st
 
 
 def watched(exchange: Exchange[R], note: Callable[[Ask], None]) -> Exchange[R]:
-    """Play an exchange, and note each ask before it is made."""
+    """Run an exchange, and note each ask before it is made."""
     replies: Replies | None = None
     while True:
         try:
@@ -139,7 +139,7 @@ class OwnReleases:
 
     @contextmanager
     def sent(self) -> Iterator[None]:
-        """Count the last upload if it is refused for its range meanwhile: that is told, and tells of noised values."""
+        """Count the last upload if it is refused for its range: the refusal is seen, and tells of noised values."""
         try:
             yield
         except RangeError:

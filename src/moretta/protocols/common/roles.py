@@ -32,13 +32,13 @@ from moretta.secure_aggregation.schemes import aggregator
 class Roles:
     """The roles of one run.
 
-    preparation: says how inputs are prepared, once that is agreed on. scheme: of the secure sums. least: the fewest
-    silos that a round may have. models: the current models: the common one under the empty name, or each silo's own
-    under its name. displacement: D of confined models, taken as a model of its own. scores: the scores that
-    participants in this process have read, where the server does not read them. warnings: sentences for anyone who runs
-    this about who takes part. accountant: where silos add noise. counted: what a look before training has counted at
-    all silos.
-    gather, spread: where clients play in other processes, bring those here to the states of those that play, and back.
+    `preparation`: says how inputs are prepared, once that is agreed on. `scheme`: of the secure sums. `least`: the
+    fewest silos that a round may have. `models`: the current models: the common one under the empty name, or each
+    silo's own under its name. `displacement`: D of confined models, taken as a model of its own. `scores`: the scores
+    that participants in this process have read, where the server does not read them. `warnings`: sentences for anyone
+    who runs this about who takes part. `accountant`: where silos add noise. `counted`: what a look before training has
+    counted at all silos.
+    `gather`, `spread`: where clients run in other processes, bring the clients here to those states, and back.
     """
 
     server: Server
@@ -129,10 +129,10 @@ def enrolment_of(
 
 
 def setups_of(setting: Setting, statistics: Statistics, scheme: str | None = None) -> dict[str, SiloSetup]:
-    """Return what each silo that is here plays by, under its name. statistics, scheme: as of `Setting.setup`."""
+    """Return the set-up of each silo that is here, under its name. statistics, scheme: as of `Setting.setup`."""
     schema = modules.schema(setting.model)
     bound = setting.bound(schema)
-    return {silo.name: setting.setup(silo, schema, statistics, bound, scheme) for silo in setting.here}
+    return {silo.name: setting.setup(silo, schema, statistics, bound, scheme) for silo in setting.local}
 
 
 def rows_of(
@@ -148,7 +148,7 @@ def rows_of(
 
 
 def pool_of(setting: Setting, statistics: Statistics) -> tuple[SiloSetup, SiloRows]:
-    """Return what one party with everybody's rows plays by, and those, in the batches that the silos would take."""
+    """Return the set-up of one party with everybody's rows, and those, in the batches that the silos would take."""
     x, y, counts = whole_rows(setting)
     run, size = setting.spec.run, setting.spec.data.batch_size
     setup = SiloSetup(
@@ -198,7 +198,7 @@ def whole_rows(setting: Setting) -> tuple[NDArray[np.generic], Array, dict[str, 
 
 def highest_rate(setting: Setting, batch_size: int) -> float:
     """Return the highest chance, over all silos, of a row, or a group, to be in a round's lot (`batches.Lots`)."""
-    rows = [setting.units_of(silo) for silo in setting.here]
+    rows = [setting.units_of(silo) for silo in setting.local]
     if len(rows) < len(setting.silos):
         if setting.spec.data.least_rows is None:
             raise ParameterError(LEAST_ROWS_MISSING)

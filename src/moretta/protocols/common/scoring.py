@@ -21,8 +21,8 @@ release without noise.
 and by predicted class, and rows by the probability of the predicted class, with these in whole percents, so that a part
 with one row tells no more. How many rows a class has depends on no model: at sites tables are, as statistics are, of
 one set of silos in all runs. They are of at least `LEAST_SILOS`, to which each silo's keys hold it, as of two each
-knows the other's, and of the silos that the score is of, as rows and hits of both would else tell of those that one of
-them lacks. Where a silo is missing they are left out; the run does not wait for them.
+knows the other's. They are also of the silos that the score is of: rows and hits of both would else tell of those that
+one of them lacks. Where a silo is missing they are left out; the run does not wait for them.
 
 **Validation rows** (`[data] validation-fraction` at sites) are other rows, which a silo neither trains on nor tests on.
 Where a round is evaluated, the server asks in that round, after its step, what its new model scores on them:
@@ -107,10 +107,10 @@ def _means(figures: Sequence[str]) -> list[str]:
 class HeldOut:
     """The rows that a silo holds back, and the scores that it uploads of them.
 
-    x: the inputs, [rows, ...]; y: the targets as the loss wants them (`moretta.protocols.common.targets.encode`).
-    loss: its name; it is plain, without label smoothing and class weights. figures: as `figures_of` has them.
-    after: the run's last round. answers: what the silo has answered that it answers once. validates: whether they are
-    validation rows, on which each round's model is scored, and not the last one's.
+    `x`: the inputs, [rows, ...]; `y`: the targets as the loss wants them (`moretta.protocols.common.targets.encode`).
+    `loss`: its name; it is plain, without label smoothing and class weights. `figures`: as `figures_of` has them.
+    `after`: the run's last round. `answers`: what the silo has answered that it answers once. `validates`: whether they
+    are validation rows, on which each round's model is scored, and not the last one's.
     """
 
     x: NDArray[np.generic]

@@ -157,7 +157,7 @@ class Setting:
 
     @cached_property
     def playing(self) -> Participation:
-        """Who plays which round."""
+        """Who takes part in which round."""
         return self.spec.playing([silo.name for silo in self.silos], self.spec.run.seed)
 
     @property
@@ -217,13 +217,13 @@ class Setting:
         return DTYPES[self.spec.run.dtype]
 
     @property
-    def here(self) -> Sequence[Silo]:
+    def local(self) -> Sequence[Silo]:
         """The silos that are not remote: their rows are in this process, and their roles are built here."""
         return [silo for silo in self.silos if not silo.remote]
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """The shape of a whole sample, whoever holds its columns."""
+        """The shape of a whole sample, of the columns of all holders."""
         return row_shape(self.silos)
 
     @property
@@ -313,7 +313,7 @@ class Setting:
     def setup(
         self, silo: Silo, schema: str, statistics: Statistics, bound: bytes, scheme: str | None = None
     ) -> SiloSetup:
-        """Return what a silo that is here plays by. Needs no torch.
+        """Return the set-up of a silo that is here. Needs no torch.
 
         The silos of a round share the noise's variance (`noise`). An upload in the clear has all of it.
 
@@ -407,6 +407,6 @@ def _hides_groups(spec: Specification) -> bool:
 UNBOUND = {"warm_start", "checkpoint_minutes"}  # what no upload depends on
 
 LEAST_ROWS_MISSING = (
-    "[data] least-rows is missing: silos on machines of their own do not tell how many rows they have, and what "
-    "dp-noise comes to depends on the fewest that any has; give it, for example least-rows = 500"
+    "[data] least-rows is missing: silos on machines of their own do not report how many rows they have, and "
+    "the epsilon of dp-noise depends on the fewest that any has; set it, for example least-rows = 500"
 )

@@ -103,12 +103,12 @@ def digest_of_rows(own: bytes, prepared: Preparation) -> bytes:
 class TrainingRows:
     """A silo's rows, its batches and its half of the enrolment.
 
-    x: the inputs, [rows, ...]; y: the targets as the loss wants them (`moretta.protocols.common.targets.encode`),
-    [rows, outputs] or int64[rows]. schema: the digest of the silo's model. held_out: the rows it does not train on.
-    validation: others, on which models are scored on the way. table: the digest of its table's schema, empty where it
-    has none. subjects: whom the rows are about. statistics: the closed list of those that are given. answers: what the
-    silo has answered that it answers once. prepared: how inputs and targets are. agreed: digests of what the set-up
-    agreed on.
+    `x`: the inputs, [rows, ...]; `y`: the targets as the loss wants them (`moretta.protocols.common.targets.encode`),
+    [rows, outputs] or int64[rows]. `schema`: the digest of the silo's model. `held_out`: the rows it does not train on.
+    `validation`: others, on which models are scored on the way. `table`: the digest of its table's schema, empty where
+    it has none. `subjects`: whom the rows are about. `statistics`: the closed list of those that are given. `answers`:
+    what the silo has answered that it answers once. `prepared`: how inputs and targets are. `agreed`: digests of what
+    the set-up agreed on.
     """
 
     x: NDArray[np.generic]
@@ -180,7 +180,7 @@ class TrainingRows:
         return rows
 
     def prepare(self, begin: Begin, statistics: Statistics, *, inputs: bool = True) -> None:
-        """Take up how inputs are prepared, and targets where the statistics that are given say that they are scaled.
+        """Set how inputs are prepared, and targets where the statistics that are given say that they are scaled.
 
         inputs: false for a group that shares targets alone. Raises `moretta.errors.PeerError` for other targets.
         """

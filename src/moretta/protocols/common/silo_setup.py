@@ -1,4 +1,4 @@
-"""What a silo needs to play, as one frozen value: its role is built from it wherever it plays.
+"""What a silo needs to take part, as one frozen value: its role is built from it wherever it runs.
 
 Here, in a worker that was forked, at a site, or in a process without PyTorch, which gets it as text and two arrays: a
 plain value, in which nothing is secret. Needs neither torch nor pydantic.
@@ -35,7 +35,7 @@ from moretta.secure_aggregation.schemes import contributor
 
 @dataclass(frozen=True, eq=False)
 class SiloSetup:
-    """All that a silo needs to play but its model and its secrets.
+    """All that a silo needs to take part, but its model and its secrets.
 
     Args:
         name: of the silo.
@@ -51,7 +51,7 @@ class SiloSetup:
         loss, figures: of the score on rows held back.
         held_out: those rows, where models are scored on them.
         validation: other rows, on which models are scored on the way (`Setting.validates`).
-        subjects: whom rows are about, which no other process is told.
+        subjects: whom rows are about, which no other process learns.
         augment: how images of a batch are varied; empty: not.
         privacy, bound: of the noise on its uploads, if any, and the digest of settings that it is bound to.
         groups: the rows of each group, where noise hides groups (`moretta.protocols.common.batches.rows_by_group`).

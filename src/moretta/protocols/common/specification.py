@@ -28,7 +28,7 @@ class Specification:
         metrics: the functions that `run.metrics` names, or those that Python gave.
         model_source: a digest of what built the model; empty where that is not known.
         text, digest: the run file as resolved, and its digest; empty for a run from Python.
-        given: the sections as ``result.json`` has them; None gathers them.
+        sections: as ``result.json`` has them; None gathers them.
     """
 
     run: Run
@@ -42,13 +42,13 @@ class Specification:
     model_source: str = ""
     text: str = ""
     digest: str = ""
-    given: Mapping[str, Any] | None = field(default=None, repr=False)
+    sections: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """The sections as ``result.json`` has them, so that a report says how the run was made."""
-        if self.given is not None:
-            return self.given
+        if self.sections is not None:
+            return self.sections
         run, data = self.run, self.data
         return {
             "run": {
@@ -79,7 +79,7 @@ class Specification:
         return replace(self, run=self.run.model_copy(update={"rounds": rounds, "seed": seed}))
 
     def playing(self, silos: Sequence[str], seed: int) -> Participation:
-        """Return who plays which round, of these silos."""
+        """Return who takes part in which round, of these silos."""
         return playing(self.secure_aggregation, self.run.participation, silos, seed)
 
     def summing(self, silos: int) -> SecureAggregation:
@@ -90,5 +90,5 @@ class Specification:
 
 
 def playing(secure: SecureAggregation, part: float, silos: Sequence[str], seed: int) -> Participation:
-    """Return who plays which round. part: of the silos that is in a round."""
+    """Return who takes part in which round. part: of the silos that is in a round."""
     return Participation(tuple(silos), secure.playing(len(silos), part), seed)

@@ -1,8 +1,8 @@
 """The gradients of several silos' batches in one call, by `torch.func.vmap`: small models are bound by calls.
 
-A model is stacked only where that is exact up to rounding, which is tried once for each shape of batches, on made-up
-rows and the weights that the model was built with: models that draw at random (dropout, or by Python or NumPy), that
-change buffers (running statistics) or numbers of their own (counts of calls), or that vmap cannot run are found there.
+A model is stacked only where that is exact up to rounding. This is tried once for each shape of batches, on made-up
+rows and the weights that the model was built with. The trial excludes models that draw at random (dropout, or by Python
+or NumPy), that change buffers (running statistics) or numbers of their own (counts of calls), or that vmap cannot run.
 So which models are stacked does not depend on rows or rounds.
 """
 

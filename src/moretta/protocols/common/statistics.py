@@ -140,7 +140,7 @@ def _none() -> NDArray[np.float64]:
 
 @dataclass(frozen=True, eq=False)
 class Counted:
-    """What all silos' training rows come to together.
+    """Statistics of all silos' training rows together.
 
     rows: how many. classes: int64[classes], rows of each; of targets that are numbers one entry, all rows. present:
     int64[columns], how many values are there; mean, deviation: float64[columns] of these. The last three have no entry

@@ -167,8 +167,8 @@ def reliability(
 ) -> NDArray[np.float64]:
     """Return a reliability table, float64[3, bins]: a bin's rows, the sum of their probabilities, how many are right.
 
-    Rows are put into ten equal bins by the probability of the class that is likeliest. chances: [rows, classes].
-    digits: to how many behind the point that probability is rounded; None leaves it.
+    Rows are put into 10 equal bins by the probability of the class that is likeliest. chances: [rows, classes]. digits:
+    to how many behind the point that probability is rounded; None leaves it.
     """
     sure, right = chances.max(axis=1), chances.argmax(axis=1) == classes
     sure = sure if digits is None else np.round(sure, digits)
@@ -196,7 +196,7 @@ class RowLosses:
         positions, classes], as `moretta.protocols.common.losses.Loss` has them.
         """
         if self.own is not None:
-            return np.stack([self.own(one, targets) for one in outputs]).astype(np.float64)
+            return np.stack([self.own(output, targets) for output in outputs]).astype(np.float64)
         if targets.ndim == 3:
             return self._at_positions(outputs.reshape(len(outputs), *targets.shape).astype(np.float64), targets)
         if self.name == "mse":

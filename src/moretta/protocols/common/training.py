@@ -22,7 +22,7 @@ from pydantic import (
 from moretta.contract.settings import SERVER, Momentum, NonNegative, Positive, Section, SettingRule, Unit
 from moretta.errors import ParameterError
 from moretta.protocols.common.lattice import Privacy
-from moretta.protocols.common.own_loss import Function, OwnFunction, found
+from moretta.protocols.common.own_loss import Function, OwnFunction, imported
 
 if TYPE_CHECKING:
     from moretta.protocols.common.losses import Loss
@@ -44,9 +44,9 @@ class Training(Section):
             `torch.nn.functional.cross_entropy`.
         class_weights: the weight of each class's rows in cross-entropy, as in `torch.nn.functional.cross_entropy`.
         learning_rate: the rate of the optimizer's steps, at the server.
-        lr_schedule: the rate over the run: "constant"; "cosine", from the full rate to 0; "step", a tenth from half of
-            the rounds on and a hundredth from three quarters on (He et al., CVPR 2016); "milestones", times
-            `milestone_factor` after each of `milestones`.
+        lr_schedule: the rate over the run: "constant"; "cosine", from the full rate to 0; "step", 1/10 from half of the
+            rounds on and 1/100 from 3/4 on (He et al., CVPR 2016); "milestones", times `milestone_factor` after each of
+            `milestones`.
         milestones: the epochs after which "milestones" lowers the rate, ascending.
         milestone_factor: multiplies the rate after each milestone.
         first_rate: the rate of the first epoch instead of the schedule's; None keeps the schedule's.
@@ -112,8 +112,8 @@ class Training(Section):
         return {name: function for name in self.OWN if (function := getattr(self, name)) is not None}
 
     def with_own_code(self, base: Path = Path(), agreed: Container[str] = ()) -> Self:
-        """Return the same with that code imported from beside a run file in the folder `base` (`own_loss.found`)."""
-        return self.model_copy(update={name: found(function, base, agreed) for name, function in self.own_code.items()})
+        """Return the same with that code imported from beside a run file in the folder `base` (`own_loss.imported`)."""
+        return self.model_copy(update={name: imported(code, base, agreed) for name, code in self.own_code.items()})
 
     @property
     def privacy(self) -> Privacy | None:
@@ -144,7 +144,7 @@ class Training(Section):
         """The loss with its settings; needs torch."""
         from moretta.protocols.common.losses import Loss
 
-        own = None if self.own_loss is None else found(self.own_loss)
+        own = None if self.own_loss is None else imported(self.own_loss)
         return Loss(self.loss, self.label_smoothing, self.class_weights, own)
 
     @model_validator(mode="after")

@@ -33,13 +33,13 @@ delta)-differentially private for data that differ in one example, added or remo
   (`moretta.secure_aggregation.settings.SecureAggregation.sharing_noise`). More silos in a sum add more noise than is
   accounted for: with 10 where eight are the fewest, sqrt(10 / 8) times the deviation. A silo that adds no noise, or
   less, is not caught.
-- What is public: batch size, noise, clip norm, delta, releases, and the largest sampling rate of any silo, from which
-  the number of rows of the smallest follows. A silo with more rows, or that was away, has a smaller epsilon of its own,
+- Public are batch size, noise, clip norm, delta, releases, and the largest sampling rate of any silo, from which the
+  number of rows of the smallest follows. A silo with more rows, or that was away, has a smaller epsilon of its own,
   which its site states (`client.Client.privacy`). The run's own statement counts all releases for every silo.
-- What is not covered: the common means and deviations of the set-up, where inputs are standardised (the run's facts say
-  so); how long a silo takes; and whatever else is measured on training rows.
-- What counts (``releases``): a take of a round, from when the opening of its sum is asked for, whatever comes of it. A
-  repetition does not count, as when a resumed run repeats rounds among the same silos
+- Not covered are the common means and deviations of the set-up, where inputs are standardised (the run's facts say so);
+  how long a silo takes; and whatever else is measured on training rows.
+- What counts (``releases``): a take of a round, from when the opening of its sum is asked for, whether or not it opens.
+  A repetition does not count, as when a resumed run repeats rounds among the same silos
   (`moretta.protocols.common.releases`). The server's count is on disk before it asks. Two sums of one take over
   different silos would have the same noise, and their difference only that of few silos; counting does not solve that,
   so silos help to open only one of them.

@@ -50,12 +50,12 @@ Batches = Sequence[NDArray[np.int64]]
 class Client:
     """Answers `TrainOn` with the gradient of its batch, or under `Epochs` with the difference of its epochs.
 
-    model: never written to; the silo makes a copy of its own when it first trains alone. stacked: the same model, one
-    object for all silos that may be stepped together. rounds: of the whole run.
-    private: computes the gradient, or clips the update, under differential privacy; the constructor then raises
+    `model`: never written to; the silo makes a copy of its own when it first trains alone. `stacked`: the same model,
+    one object for all silos that may be stepped together. `rounds`: of the whole run.
+    `private`: computes the gradient, or clips the update, under differential privacy; the constructor then raises
     `moretta.errors.ParameterError` for a model in which a row has no gradient of its own, or that has buffers.
-    half_done: keeps epochs as far as they are done; it then steps by itself.
-    fit: trains in the place of its epochs (`moretta.protocols.fedsgd.own_loop`).
+    `half_done`: keeps epochs as far as they are done; it then steps by itself.
+    `fit`: trains in the place of its epochs (`moretta.protocols.fedsgd.own_loop`).
     """
 
     def __init__(

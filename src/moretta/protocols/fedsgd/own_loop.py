@@ -10,10 +10,10 @@
 
 It is given the round's model, a module in train mode that is the silo's to change, the silo's prepared inputs and the
 targets as the loss wants them, both on the run's device, and the round's number from 1. Inputs of several arrays are a
-dict of them, as the model takes them by keyword. It returns the weights that it came to, the module or a mapping of
-names to tensors or arrays, and how many rows they count as: what it trained on, at most what the silo has. What is
-summed, masked and kept is W - W_k and the running statistics, as after our own epochs. Random numbers of torch are the
-same in each attempt at a round; others follow from the loop.
+dict of them, as the model takes them by keyword. It returns the weights at its end, the module or a mapping of names to
+tensors or arrays, and how many rows they count as: what it trained on, at most what the silo has. W - W_k and the
+running statistics are summed, masked and kept, as after our own epochs. Random numbers of torch are the same in each
+attempt at a round; others follow from the loop.
 
 A function with a method `at(silo, rounds)` is asked, once a run, for each silo's own loop, which may keep what it likes
 between rounds (`moretta.client.Script`).
@@ -37,15 +37,14 @@ from moretta.errors import RangeError, RowsError
 from moretta.models.hooks import arrays_of, gives_all
 from moretta.protocols.common import modules
 from moretta.protocols.common.losses import Loss
-from moretta.protocols.common.own_loss import Function, named
-from moretta.protocols.common.own_loss import found as found_function
+from moretta.protocols.common.own_loss import Function, imported, named
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.params import Epochs
 
 
 def loops(protocol: Training, silos: Sequence[Silo], rounds: int) -> dict[str, Function]:
     """Return the loops of the silos that have one: a silo's own (`Silo.fit`), else the protocol's."""
-    common = found_function(protocol.fit) if isinstance(protocol, Epochs) and protocol.fit is not None else None
+    common = imported(protocol.fit) if isinstance(protocol, Epochs) and protocol.fit is not None else None
     fits = {silo.name: fit for silo in silos if not silo.remote and (fit := silo.fit or common) is not None}
     return {silo: fit.at(silo, rounds) if hasattr(fit, "at") else fit for silo, fit in fits.items()}
 
@@ -56,7 +55,7 @@ def fitted(
     """Train by a loop of the user's own; return the upload, ``gradient/<name>``, ``loss``, ``buffer/<name>``, and rows.
 
     model: with the round's weights; the loop is given a copy, and afterwards it has the loop's. x, y: all rows of the
-    silo. pull: FedProx's mu. The loss is that of the model that the loop came to, over all rows, in evaluation.
+    silo. pull: FedProx's mu. The loss is that of the loop's last model, over all rows, in evaluation.
     Raises `moretta.errors.RowsError` where the loop fails or returns what cannot be summed; the sentence stays here.
     """
     before = model.state_dict()  # as it is until `load`, as the loop is given a copy

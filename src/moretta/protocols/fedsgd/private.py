@@ -13,10 +13,10 @@ a sum has at least the deviation sigma C, and sqrt(K / S) times that with all K 
 upload is seen, so S is 1 and each has all of the noise. An observer who knows the noise of some silos (its own, or a
 colluding silo's) faces less: `moretta.protocols.common.accountant` states epsilon for some such cases too.
 
-What is drawn follows from the silo's secret root, the take, and a digest of everything that the gradient depends on:
-the run's settings, the model's code and parameters, the silo's rows and how they are standardised. If it followed from
-root and round alone, a run with the same id and another dp-noise would have the same noise at another scale, and the
-two uploads would give the gradient.
+Every draw follows from the silo's secret root, the take, and a digest of everything that the gradient depends on: the
+run's settings, the model's code and parameters, the silo's rows and how they are standardised. If it followed from root
+and round alone, a run with the same id and another dp-noise would have the same noise at another scale, and the two
+uploads would give the gradient.
 
 Where the unit is a group (`dp-unit`), such as a patient, the lot is of groups, each with chance L_k over the silo's
 number of groups. Then g_i is the mean gradient over at most `dp-group-rows` different rows of group i, drawn in secret
@@ -134,8 +134,8 @@ class PrivateGradient:
 class PrivateUpdate:
     """Clips a silo's whole update and adds its share of the noise: the silo is hidden, and with it all of its rows.
 
-    The noise is bound to the update, too. A loop that comes to something else when a take is asked again, as on a GPU,
-    would else have its differences shown by two uploads under one noise.
+    The noise is bound to the update, too. A loop may return other weights when a take is asked again, as on a GPU; two
+    uploads under one noise would else show the difference.
     """
 
     def __init__(self, noise: SiloNoise, rows: SiloRows) -> None:

@@ -56,15 +56,15 @@ A server may deviate. Under cross-entropy, one that answered one row with 2^20 r
 So a silo refuses what no softmax leads to (`softmax.check_answer`): no row is answered with a sum above e. One that
 answered a single silo differently, in a second sum of the same round over the same silos, learned that silo's own
 gradients of outputs from the difference. So a silo helps to open the sum of one softmax in a take, and predicts for one
-model, whether or not a sum comes of it.
+model, whether or not that sum is opened.
 
 A silo may deviate. It sends its alpha and outputs in the clear, and they size everybody's next offset and ring step. So
 the median over silos counts, and a silo that is out of proportion is named and left out (`sizes`).
 
 What a silo learns of the scales. A step turns a row of weights little, so rows of two rounds are matched by direction
 and give the ratio of their scales. At best, one unknown factor a hidden channel and the permutation stay hidden for the
-whole run, to within the spread of the start (the norm of a row of 30 drawn weights is known beforehand to a deviation
-of 8 %, a normalisation layer's ones exactly); none of it is hidden from anyone who knows the start. One message gave
+whole run, to within the spread of the start. The norm of a row of 30 drawn weights is known beforehand to a deviation
+of 8 %, and a normalisation layer's ones exactly. From anyone who knows the start none of it is hidden. One message gave
 more where W was a float32, or fresh from an initialiser of 24 random bits. W then has few values, and W^ / R is one of
 them for the true R alone (`scales-from-low-bits` of the audit). So the server holds W in float64 and sends 24 bits of R
 o W (41 under float64), and the start is moved by noise of a lattice's step (`moretta.protocols.common.modules`).

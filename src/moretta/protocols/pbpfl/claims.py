@@ -126,7 +126,7 @@ RECEIVED = (
         assumes="a start of 24 random bits or more that the silo does not know",
     ),
     silo("model", (is_scaled,), place="brief").says(
-        "learns the ratio of the scales of two rounds by matching rows of weights by their direction: at best one "
+        "learns the ratio of the scales of two rounds by matching rows of weights by their direction. At best one "
         "factor per hidden channel and the order of channels stay hidden for the whole run, to within the spread of "
         "the start, and neither stays hidden from anyone who knows the start"
     ),

@@ -38,9 +38,9 @@ class Client:
     """Answers `TrainOn` with the gradients of its scalars, through the secure sum.
 
     Under cross-entropy it answers `TrainOn` with its noisy predictions, and `Softmax` with the gradients.
-    model: never written to; one object for all silos that may be computed together. head: the model's last linear
-    layer. variant: the only form of the softmax that it accepts. root: of the lambdas that blind its ratios; None sends
-    outputs.
+    `model`: never written to; one object for all silos that may be computed together. `head`: the model's last linear
+    layer. `variant`: the only form of the softmax that it accepts. `root`: of the lambdas that blind its ratios; None
+    sends outputs.
     """
 
     def __init__(
@@ -153,4 +153,4 @@ class Client:
         return {}
 
     def restore(self, state: State) -> None:
-        """Take up nothing."""
+        """Restore nothing."""

@@ -37,7 +37,7 @@ def add_to(app: typer.Typer, needs_torch: Callable[[], AbstractContextManager[No
             str | None,
             typer.Option(
                 help="continuous or powers-of-two; by default the first, and both where float32 is too coarse for "
-                "the model itself: then float64 with continuous scales is exact, and hides more; powers of two are "
+                "the model itself. Then float64 with continuous scales is exact, and hides more. Powers of two are "
                 "exact at the price of most of what scales hide, see docs/models.md."
             ),
         ] = None,
@@ -89,7 +89,7 @@ def _print_check(findings: Mapping[str, Any]) -> None:
         print(
             "  with continuous scales this model is as exact as its own float32 rounding "
             f"({findings['relative_error_float32_continuous']:.1e}, the plain model's own "
-            f'{findings["plain_error_float32"]:.1e}); to reach the bar set dtype = "float64" (exact, and hides more), '
+            f'{findings["plain_error_float32"]:.1e}). To reach the bar set dtype = "float64" (exact, and hides more), '
             f'or scales = "{findings["scales"]}" at the price of most of what scales hide, see docs/models.md'
         )
     for forced in findings["forced_to_one"]:

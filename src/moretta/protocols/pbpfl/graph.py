@@ -3,10 +3,10 @@
 The model is run once on example inputs, and every function of torch that it calls is recorded with its arguments, its
 result and the layer it was called from. So containers of torch.nn (TransformerEncoder, MultiheadAttention) and branches
 on shapes are followed like anything else. A branch on *data* is refused, naming its line: its other side would never be
-seen. Only a question with yes or no that follows from inputs alone (is every word of the batch a word?) is let be: the
-true and the perturbed model have the same answer, both answers are traced (`other_answers`), and a silo is held to
-answers that were (`YesOrNo`). Symbolic tracing (torch.fx) is not used, as it stops at the layers of torch.nn and at
-every branch on a shape.
+seen. The one exception is a question with yes or no that follows from inputs alone (is every word of the batch a
+word?). The true and the perturbed model have the same answer. Both answers are traced (`other_answers`), and a silo may
+give none but traced ones (`YesOrNo`). Symbolic tracing (torch.fx) is not used, as it stops at the layers of torch.nn
+and at every branch on a shape.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _ALIASES = {
 class Call:
     """One function of torch as it was called.
 
-    name: normalised, so that `x + y`, `torch.add` and `x.add_(y)` are all "add".
-    module, kind: the path and the class of the layer that called it; the model itself is "".
-    result: the tensor (or tuple of tensors) itself, so that its identity links calls.
-    copies: with `keep`, the tensors of the result as they were right after the call.
+    `name`: normalised, so that `x + y`, `torch.add` and `x.add_(y)` are all "add".
+    `module`, `kind`: the path and the class of the layer that called it; the model itself is "".
+    `result`: the tensor (or tuple of tensors) itself, so that its identity links calls.
+    `copies`: with `keep`, the tensors of the result as they were right after the call.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Trace:
 
     @property
     def outline(self) -> Outline:
-        """What is left where results are not kept, without the bookkeeping of integer buffers."""
+        """The rest where results are not kept, without the bookkeeping of integer buffers."""
         calls = tuple((call.name, call.module) for call in self.calls if not _is_count(call))
         return Outline(calls, type(self.output), self.answers)
 
@@ -107,7 +107,7 @@ class YesOrNo(TorchFunctionMode):
     """Notes what a model asks tensors with yes or no, in order. turned: which answers are turned round."""
 
     turned: frozenset[int] = frozenset()
-    given: list[bool] = field(default_factory=list)
+    answers: list[bool] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -117,8 +117,8 @@ class YesOrNo(TorchFunctionMode):
     ) -> Any:
         answer = func(*args, **(kwargs or {}))
         if isinstance(answer, bool) and getattr(func, "__name__", "") in QUESTIONS:
-            answer ^= len(self.given) in self.turned
-            self.given.append(answer)
+            answer ^= len(self.answers) in self.turned
+            self.answers.append(answer)
         return answer
 
 
@@ -228,7 +228,7 @@ def record(
     finally:
         for hook in hooks:
             hook.remove()
-    return Trace(tuple(recorder.calls), output, frozenset(idle), tuple(answers.given))
+    return Trace(tuple(recorder.calls), output, frozenset(idle), tuple(answers.answers))
 
 
 def _watch(name: str, layer: nn.Module, recorder: _Recorder, idle: set[str]) -> Iterator[Any]:

@@ -8,8 +8,8 @@ models have more behind or beside it, and are one matrix all the same:
 - **Dense outputs.** A layer at every position, or a convolution, whose features are the patches of its input. Every
   position is a row, z_p = W h_p + b, and the squared error adds up over positions, so that all identities hold.
 
-Where something that does not depend on the layer is added to its outputs (a residual unit at the end, the wide part of
-a wide and deep network), that is kept beside them: y = W h + b + c. None of this is believed: it is tried on random
+Where something that does not depend on the layer is added to its outputs, c is kept beside them: y = W h + b + c.
+Examples are a residual unit at the end, and the wide part of a wide and deep network. All of this is tried on random
 rows, with the layer's weights and with others (`find`).
 """
 
@@ -37,10 +37,10 @@ WAY_OUT = "end the model with an nn.Linear whose output, [batch, outputs], is re
 class Head:
     """The last linear layer.
 
-    module: its path. weight, bias: its parameters. outputs, inputs: of a row. tied: another layer uses them too.
-    positions: rows a sample. axis: of the weight, its outputs. channels_last: whether a sample's outputs lie position
-    by position. residual: whether something is added to them. answers: to what the model asks about its inputs, as
-    they were traced; empty of a model that asks nothing (`moretta.protocols.pbpfl.graph.YesOrNo`).
+    `module`: its path. `weight`, `bias`: its parameters. `outputs`, `inputs`: of a row. `tied`: another layer uses them
+    too. `positions`: rows a sample. `axis`: of the weight, its outputs. `channels_last`: whether a sample's outputs lie
+    position by position. `residual`: whether something is added to them. `answers`: to what the model asks about its
+    inputs, as they were traced; empty of a model that asks nothing (`moretta.protocols.pbpfl.graph.YesOrNo`).
     """
 
     module: str
@@ -92,10 +92,10 @@ class Head:
         asked = YesOrNo()
         with _replaced(layer, instead), asked if self.answers else nullcontext():
             output = model(*inputs)
-        if self.answers and tuple(asked.given) not in self.answers:
+        if self.answers and tuple(asked.answers) not in self.answers:
             raise ParameterError(
                 "these rows lead the model another way than those on which its scales were solved, by a branch that "
-                f"follows from their values (answers {asked.given}); pad rows, or write the branch with torch.where"
+                f"follows from their values (answers {asked.answers}); pad rows, or write the branch with torch.where"
             )
         if not self.residual:
             return self.rows(output), None
@@ -112,7 +112,7 @@ class Head:
 def refuse_dense(head: Head, loss: str, positions: int = 0, *, shown: bool = False) -> None:
     """Raise `moretta.errors.ParameterError` for cross-entropy at positions, and for masks that no row of W h + b has.
 
-    positions: of masks that are the targets; 0 where they are none. shown: whether the server may see the softmax at
+    positions: of masks that are the targets; 0 for other targets. shown: whether the server may see the softmax at
     each, as in a run of tests and audits that hides nothing.
     """
     if max(head.positions, positions) > 1 and loss != "mse" and not (shown and positions):

@@ -69,8 +69,8 @@ class Predictions(Message):
 class Softmax(Message):
     """The server's answer to `Predictions`, and the encoding of the gradients.
 
-    y: [B, outputs], p o exp(-delta) in the paper's form (Eq. 24), p itself in the cheaper one. k: [B, m],
-    (1 - exp(delta)) / xi in the paper's form (printed as its reciprocal before Eq. 24), [B, 0] in the cheaper one.
+    `y`: [B, outputs], p o exp(-delta) in the paper's form (Eq. 24), p itself in the cheaper one. `k`: [B, m], (1 -
+    exp(delta)) / xi in the paper's form (printed as its reciprocal before Eq. 24), [B, 0] in the cheaper one.
     """
 
     OWN: ClassVar[frozenset[str]] = frozenset({"y", "k"})

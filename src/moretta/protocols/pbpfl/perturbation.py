@@ -131,9 +131,9 @@ class Perturbation:
     def recover(self, means: Tensors, key: Key, *, in_place: bool = False) -> dict[str, NDArray[np.float64]]:
         """Return the gradient of the true loss from the silos' means, float64 by name: undo the noise of Eq. 9.
 
-        Eq. 9 is the silos' forward pass at W^. What it does to gradients is undone by `practical.md`, Eq. 29, for the
-        squared error (`pbpfl.txt`, Eq. 19, with one part), and by the end of its section III-C for cross-entropy.
-        in_place: the noisy loss's gradients, float64, are overwritten, so that their memory is the result's.
+        Eq. 9 is the silos' forward pass at W^. For the squared error `practical.md`, Eq. 29, undoes what that does to
+        gradients (`pbpfl.txt`, Eq. 19, with one part); for cross-entropy the end of its section III-C does. `in_place`:
+        the noisy loss's gradients, float64, are overwritten, so that their memory is the result's.
         """
         coefficients, names = self.coefficients(key), self.trained(means)
 

@@ -49,7 +49,7 @@ def _of_frozen(model: nn.Module) -> Iterator[str]:
     if frozen:
         whole = sum(parameter.numel() for parameter in model.parameters())
         yield (
-            f"{sum(frozen)} of {whole} parameters are frozen and count as public: silos are sent them as they are, so "
-            "that what trains between them has no scale towards them; a silo sees the product of an adapter's two "
-            "matrices as it is"
+            f"{sum(frozen)} of {whole} parameters are frozen and count as public: silos are sent them as they are. So "
+            "what trains between them has no scale towards them; a silo sees the product of an adapter's two matrices "
+            "as it is"
         )

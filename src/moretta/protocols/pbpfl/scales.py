@@ -90,8 +90,8 @@ class ScalePlan:
     def of(cls, model: nn.Module, example_inputs: Sequence[Tensor]) -> ScalePlan:
         """Trace a copy of the model in float64, solve its scales and check the result numerically.
 
-        example_inputs: the model's arguments, each with the batch as axis 0.
-        Raises UnsupportedModel, naming the layer or the line and a way out, if the model reads data, differs between
+        `example_inputs`: the model's arguments, each with the batch as axis 0.
+        Raises UnsupportedModel, naming the layer or the line and a way out. The model then reads data, differs between
         training and evaluation, mixes rows outside of batch normalisation, does not end in a linear layer, or feeds
         that layer with numbers that always add up to 0.
         """
@@ -213,7 +213,7 @@ class ScalePlan:
         return pattern
 
     def _moved(self, key: ScaleKey) -> Indices:
-        """Return for each moving channel the channel that comes to its place; channels are counted block by block."""
+        """Return for each moving channel the channel that takes its place; channels are counted block by block."""
         if len(key.scales) != self.free or tuple(map(len, key.permutations)) != self.blocks:
             raise ParameterError("the key was drawn for another model")
         starts = np.cumsum([0, *self.blocks])

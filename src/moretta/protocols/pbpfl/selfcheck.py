@@ -157,10 +157,10 @@ def agrees(plan: _Plan, model: nn.Module, inputs: Sequence[Tensor], turned: froz
 
     turned: answers of each run of the model (`moretta.protocols.pbpfl.graph.YesOrNo`).
     """
-    answers = YesOrNo(turned)
-    hook = model.register_forward_pre_hook(lambda *_: answers.given.clear())
+    asked = YesOrNo(turned)
+    hook = model.register_forward_pre_hook(lambda *_: asked.answers.clear())
     try:
-        with CastsToDouble(), answers if turned else nullcontext():
+        with CastsToDouble(), asked if turned else nullcontext():
             return _agrees(plan, model, inputs)
     finally:
         hook.remove()

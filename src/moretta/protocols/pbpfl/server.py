@@ -51,11 +51,11 @@ class Exchanged:
 def largest_rho(model: nn.Module, plan: ScalePlan, loss: str, sizes: Sizes, error: float) -> float:
     """Return the largest |alpha r| / |y| from which float32 recovers the gradient to about 1e-4.
 
-    sizes.outputs: |y|. error: |e|, the rms of y - t, for the squared error. Rounding is amplified twice. At the head it
-    is amplified by the ratio of noisy to true error: rho^2 |y| / |e| under the squared error, rho under cross-entropy.
-    Below the head the corrections' cotangents are alike in all its H inputs; there the factor is their norm over that
-    of e W: |r|^2 alpha sqrt(H) / |e W|, or |r| sqrt(H) / |W|, for each of the L layers that they pass. The constants
-    are from the models in `docs/models.md`.
+    sizes.outputs: |y|. `error`: |e|, the rms of y - t, for the squared error. Rounding is amplified twice. At the head
+    it is amplified by the ratio of noisy to true error: rho^2 |y| / |e| under the squared error, rho under
+    cross-entropy. Below the head the corrections' cotangents are alike in all its H inputs. The factor there is their
+    norm over that of e W: |r|^2 alpha sqrt(H) / |e W|, or |r| sqrt(H) / |W|, for each of the L layers that they pass.
+    The constants are from the models in `docs/models.md`.
     """
     head, weight = plan.head, model.get_parameter(plan.head.weight)
     layers = sum(parameter.dim() > 1 for parameter in model.parameters()) - 1 or 1

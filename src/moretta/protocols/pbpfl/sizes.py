@@ -11,7 +11,7 @@ alpha = sum_j s_j h_j with scales s_j from 1/2 to 2 drawn anew each round, the k
 rounds (where h has one sign, as after ReLU). As much again is left for another batch and a step.
 
 A silo whose own figure is above 2^10 times the median, or positive and below 2^-20 times it, is named and sits the
-round out. The lower bound is wider because a small figure harms nobody, and an honest alpha can be small by chance: it
+round out. The lower bound is wider because a small figure harms nobody, and an honest alpha can be small by chance. It
 is a sum of terms of either sign, and for a batch of one row it is below 2^-20 of its rms once in a million rows. Alpha
 is 0 for a batch whose ReLUs are all 0; that says nothing of a size, and is left out of the median.
 

@@ -5,8 +5,8 @@ and the server reads the sum over silos. A row that is answered with 2^20 outwei
 is that row's features to 1e-5. No honest answer can do that: p is a softmax, and delta and xi are bounded.
 
 Who learns what: the server learns each sample's alpha and true outputs up to a constant, hence its softmax. A silo
-learns p itself in the cheaper form. In the paper's form it learns p too: sum_i p_i = 1 is one linear equation a row in
-the m secrets xi_s, so a batch of m rows gives them, and with them p, even though delta differs from row to row.
+learns p itself in the cheaper form. In the paper's form it learns p too. A row's sum_i p_i = 1 is one linear equation
+in the m secrets xi_s, so a batch of m rows gives them, and with them p, even though delta differs from row to row.
 """
 
 from collections.abc import Mapping

@@ -192,7 +192,7 @@ class View:
 
 @dataclass(eq=False)
 class Stored:
-    """What is known of one parameter or buffer: R = (scale of `out`) * (scale of `into`), element by element.
+    """The scale of one parameter or buffer: R = (scale of `out`) * (scale of `into`), element by element.
 
     For a linear layer `out` varies along the rows, `into` (1 / s_in) along the columns. None: not used so far.
     because: why all of it has scale 1, where no scale's own reason says so. normed: each row's size is divided out.

@@ -52,11 +52,11 @@ def bounded_alpha(h: Tensor, *, bias: bool) -> float:
 class Terms:
     """The terms of one batch of B rows.
 
-    prefixes: the names of the scalars whose gradients are uploaded. cotangents: of each, [scalars, B, inputs].
-    values: scalars that are uploaded themselves, from which the server computes the true loss.
-    weight, bias: gradients at the noisy head by prefix, [outputs, inputs] and [outputs]; "psi" has all parts in one.
-    alpha_h: for the squared error mean(alpha h), [inputs], then mean(alpha) if the head has a bias; else None.
-    beside: cotangents of what is added to the outputs, [scalars, B, outputs]; None where that is nothing.
+    `prefixes`: the names of the scalars whose gradients are uploaded. `cotangents`: of each, [scalars, B, inputs].
+    `values`: scalars that are uploaded themselves, from which the server computes the true loss.
+    `weight`, `bias`: gradients at the noisy head by prefix, [outputs, inputs] and [outputs]; "psi" has all parts in
+    one. `alpha_h`: for the squared error mean(alpha h), [inputs], then mean(alpha) if the head has a bias; else None.
+    `beside`: cotangents of what is added to the outputs, [scalars, B, outputs]; None where that is nothing.
 
     Differs from the paper: the head's blocks of sigma are r_a (x) mean(alpha h) under the squared error, one vector
     for all parts and outputs, and zero under cross-entropy; beta's are zero. So they are never uploaded whole.
@@ -75,9 +75,9 @@ class Terms:
 class NoisyHead:
     """A batch at the noisy head.
 
-    h: [B, inputs]; outputs: y^, [B, outputs]; weight: the head's, [outputs, inputs]; bias: whether it has one;
-    spread: `selector`, [m, outputs]. positions: rows of h a sample, over which the squared error adds up. residual:
-    whether something is added to the outputs (`moretta.protocols.pbpfl.head`).
+    `h`: [B, inputs]; `outputs`: y^, [B, outputs]; `weight`: the head's, [outputs, inputs]; `bias`: whether it has one;
+    `spread`: `selector`, [m, outputs]. `positions`: rows of h a sample, over which the squared error adds up.
+    `residual`: whether something is added to the outputs (`moretta.protocols.pbpfl.head`).
     """
 
     h: Tensor

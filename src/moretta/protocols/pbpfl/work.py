@@ -38,9 +38,9 @@ Ends = tuple[Tensor, Tensor | None]
 class Trunk:
     """Runs a model up to its head and back with several cotangents.
 
-    model: in train mode, with the noisy parameters of the round. head: its last linear layer; its parameters belong to
-    the trunk only where another layer uses them too. passes: where rows pass by parts they do so
-    twice: to the head, and again when the cotangents are known.
+    `model`: in train mode, with the noisy parameters of the round. `head`: its last linear layer; its parameters belong
+    to the trunk only where another layer uses them too. `passes`: where rows pass by parts they do so twice: to the
+    head, and again when the cotangents are known.
     """
 
     def __init__(self, model: nn.Module, head: Head, passes: Passes = WHOLE) -> None:
@@ -83,9 +83,9 @@ class Trunk:
     ) -> Mapping[str, Tensor | Sequence[Tensor]]:
         """Return for each parameter of the trunk its gradients along the k cotangents: k tensors, or [k, *shape].
 
-        cotangents: d scalar / d h, [k, B, inputs], for the last `forward`. places: of several silos then those whose
-        cotangents are given, [k, places, B, inputs]; what is returned is [k, places, *shape]. beside: d scalar / d c,
-        [k, B, outputs], where something is added to the outputs.
+        `cotangents`: d scalar / d h, [k, B, inputs], for the last `forward`. `places`: of several silos then those
+        whose cotangents are given, [k, places, B, inputs]; what is returned is [k, places, *shape]. `beside`: d scalar
+        / d c, [k, B, outputs], where something is added to the outputs.
         """
         if not self._parameters:
             return {}

@@ -193,8 +193,8 @@ def fit(
 
     Runs the model at each and reads what it really takes. It goes upwards only, and takes a step only where the rows so
     far, extrapolated along a line, say that it will stay a MiB below the limit.
-    parameters: one flat array of `forward.layout`; its values do not matter. besides: words for the error about memory
-    that the caller holds meanwhile. run: what is run of some rows; None runs the model once.
+    `parameters`: one flat array of `forward.layout`; its values do not matter. `besides`: words for the error about
+    memory that the caller holds meanwhile. `run`: what is run of some rows; None runs the model once.
     Raises ParameterError, with what would be needed, if one row at a time does not fit.
     """
     run = run or (lambda some: forward.outputs(parameters[None], some))

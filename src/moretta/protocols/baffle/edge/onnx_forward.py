@@ -1,11 +1,11 @@
 """A `Forward` that runs an ONNX graph of `moretta.protocols.baffle.onnx_export`, with ONNX Runtime on the processor.
 
-What is checked, and what is not. A graph's trained inputs must have the names, shapes and dtype of the layout in its
-metadata, and a silo refuses a round whose parameters do not have that layout. But the layout's digest of what is fixed
-is the graph's own claim, since ONNX Runtime shows no constants. The operations and their order are the server's word
-alone, as for anyone who is sent a model to run. So a graph can make a silo's losses say other things about its rows
-than the model's would. It cannot read files, run foreign code or take more memory than the silo was given:
-`moretta.protocols.baffle.edge.strict` and `moretta.engines.usage.cap`.
+A graph's trained inputs must have the names, shapes and dtype of the layout in its metadata, and a silo refuses a round
+whose parameters do not have that layout. But the layout's digest of what is fixed is the graph's own claim, since ONNX
+Runtime shows no constants. The operations and their order are the server's word alone, as for anyone who is sent a
+model to run. So a graph can make a silo's losses say other things about its rows than the model's would. It cannot read
+files, run foreign code or take more memory than the silo was given: `moretta.protocols.baffle.edge.strict` and
+`moretta.engines.usage.cap`.
 """
 
 import logging

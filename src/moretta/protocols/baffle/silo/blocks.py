@@ -2,8 +2,8 @@
 
 Moving all n parameters at once gives an estimate with n/K of the gradient's square as noise, and each of the K costs a
 whole forward pass. Here a batch goes forward once, the outputs a of every layer are kept, and a move of one layer only
-runs what comes after it. x = (L(w + s d) - L(w)) / s of a move d, with form "central" of the pair w + s d and w - s d.
-G: the gradient of the block, R: its repeats, all signs independent, from the seed that all roles share.
+runs what comes after it. A move d has x = (L(w + s d) - L(w)) / s, or with form "central" the same of the pair w + s d
+and w - s d. G: the gradient of the block, R: its repeats, all signs independent, from the seed that all roles share.
 
     kind       one move                                             estimate of G               E|estimate|^2 / |G|^2
     channels   signs on the e weights of one output channel (or     1/R sum_r x_r d_r           1 + (e - 1) / R
@@ -45,10 +45,10 @@ OTHERS = 16  # moves of a block that is no convolution, normalisation or linear 
 
 @dataclass(frozen=True)
 class LayerBlock:
-    """What is moved together, or unit by unit.
+    """A block: parameters that move together, or unit by unit.
 
-    name: of the layer, or of the one tensor. tensors: the trained ones, by name; the weight before the bias.
-    repeats: R, 0 of units. pieces: how many moves a repeat has, each of its own channels; 1 of other kinds.
+    `name`: of the layer, or of the one tensor. `tensors`: the trained ones, by name; the weight before the bias.
+    `repeats`: R, 0 of units. `pieces`: how many moves a repeat has, each of its own channels; 1 of other kinds.
     """
 
     name: str
@@ -125,9 +125,10 @@ class LayerBlock:
 class Rule:
     """How many moves blocks have, and how linear layers move.
 
-    k: about how many by patterns of blocks' names, the first that fits; without patterns 4 a channel up to 64 of
-    convolutions, 2 up to 32 of normalisations, m + n of linear layers, 16 of others: estimates whose squares are some
-    10 to 40 times the gradient's, for networks of usual widths. linear: "scalars" or "activations".
+    `k`: about how many, by patterns of blocks' names, of which the first that fits counts. Without patterns 4 a channel
+    up to 64 of convolutions, 2 up to 32 of normalisations, m + n of linear layers, 16 of others. The squares of
+    estimates are then some 10 to 40 times the gradient's, for networks of usual widths. `linear`: "scalars" or
+    "activations".
     """
 
     k: tuple[tuple[str, int], ...] = ()

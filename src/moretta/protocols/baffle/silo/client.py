@@ -80,7 +80,7 @@ class Client:
     """Answers `Estimate` with the loss differences of its batch, or its estimate, or at the epoch level its steps' sum.
 
     Args:
-        setup: what the silo plays by.
+        setup: what the silo needs to take part.
         recipe: of its uploads.
         forward: what runs the model; where None, `load` makes it from the ONNX graph that the server sends at set-up.
         insecure: for tests, the root that all secrets follow from; None draws them from the operating system.

@@ -8,13 +8,13 @@
 torch.randn and numpy's generators differ between versions, and torch's between instruction sets of one machine; AES in
 counter mode, integers and one rounded addition do not.
 
-Orthogonal directions (``orthogonal``) are s_k h_k o r: h_k are rows of a Sylvester-Hadamard matrix of order B, repeated
-along the parameters, r is one vector of random signs, and s_k is each direction's own sign, without which the mean form
+Orthogonal directions (``orthogonal``) are s_k h_k o r. The h_k are rows of a Sylvester-Hadamard matrix of order B,
+repeated along the parameters, and r is one vector of random signs. Without each direction's own sign s_k the mean form
 would leave out parameters where all h_k agree. Each direction by itself is uniform, as before, and any two of them are
 orthogonal, up to B where B does not divide n.
 
 A sum over directions, sum_k c_k d_k, is made of integers: c_k are rounded to a common step, and 256 partial sums a
-block are looked up by its bytes. int64 sums are exact, so they are the same bit for bit in any order.
+block are looked up by its bytes. Sums in int64 are exact, so they are the same bit for bit in any order.
 """
 
 import functools

@@ -91,13 +91,13 @@ class LocalSteps:
 class Recipe:
     """The settings of `moretta.protocols.baffle.params.BAFFLE` that a silo needs, each as there.
 
-    loss: of a row. most: the largest K. own_directions: whether each silo draws its own and uploads its estimate.
-    clip_entry: the largest entry of a silo's estimate, 0 for any. augment: how images of a batch are varied
-    (`augmentation.cropped`), empty: not. batch_statistics: whether those of BatchNorm go up too. At the epoch
-    level alone: local_epochs; rates, the learning rate of each round; adam, whether steps are Adam's, of these betas,
-    else SGD's; weight_decay; clip_norm, the largest norm of a step's gradient, 0 for any. rule: of blocks of layers
-    that move one after the other; None where all parameters move at once. checkpoint_minutes: None keeps nothing
-    within a round. blocks: of the model, once it is known;
+    `loss`: of a row. `most`: the largest K. `own_directions`: whether each silo draws its own and uploads its estimate.
+    `clip_entry`: the largest entry of a silo's estimate, 0 for any. `augment`: how images of a batch are varied
+    (`augmentation.cropped`), empty: not. `batch_statistics`: whether those of BatchNorm go up too. At the epoch level
+    alone: local_epochs; rates, the learning rate of each round; adam, whether steps are Adam's, of these betas, else
+    SGD's; weight_decay; clip_norm, the largest norm of a step's gradient, 0 for any. `rule`: of blocks of layers that
+    move one after the other; None where all parameters move at once. `checkpoint_minutes`: None keeps nothing within a
+    round. `blocks`: of the model, once it is known;
     `most` is then how many moves a round has.
     """
 

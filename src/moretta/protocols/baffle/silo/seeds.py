@@ -78,7 +78,7 @@ class Seed:
         return self._contribution
 
     def agree(self, contributions: Mapping[str, bytes]) -> bytes:
-        """Take up the seed from all contributions; return its digest. Raises `moretta.errors.PeerError`."""
+        """Set the seed from all contributions; return its digest. Raises `moretta.errors.PeerError`."""
         if not self._commitments or set(contributions) != set(self._commitments):
             raise PeerError("expected a contribution for each commitment that was shown")
         for name, value in contributions.items():
