@@ -100,7 +100,7 @@ def texts_and_names(path: Path) -> tuple[list[str], list[str]]:
             case ast.Constant(value=str(text)) if id(node) in of_docs:
                 texts += paragraphs(ENTRY.sub("\n\n", cleandoc(text)))
             case ast.Constant(value=str(text)) if " " in text and id(node) not in skipped:
-                texts.append(text)
+                texts += paragraphs(text) if "\n" in text else [text]
             case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.FunctionDef(name=name):
                 names.append(name)
     return [" ".join(text.split()) for text in texts], names

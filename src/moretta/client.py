@@ -256,7 +256,7 @@ def receive(timeout: float | None = None) -> FLModel | None:
 
 
 def send(model: Any, clear_cache: bool = True) -> None:
-    """Send the weights that the script came to, an `FLModel` of ours or of FLARE's.
+    """Send the weights that the script ends with, an `FLModel` of ours or of FLARE's.
 
     clear_cache: of FLARE's, not used.
     """

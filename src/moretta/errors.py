@@ -98,6 +98,6 @@ def with_notes(error: BaseException) -> str:
 
 
 def disclosed(error: MorettaError, log: logging.Logger) -> str:
-    """Log an error with its notes. Return what a server is told of it: its sentence if that follows from no row."""
+    """Log an error with its notes. Return what a server receives of it: its sentence if that follows from no row."""
     log.error("Moretta: %s", with_notes(error))
     return str(error) if isinstance(error, PeerError | MisuseError) else PRIVATE

@@ -462,8 +462,8 @@ def test_a_silo_that_names_an_impossible_set_is_malformed_and_costs_the_round_on
     assert server.sums == [11111, 11011, 11111]
     assert [cohort for _, cohort in server.setups] == [tuple("abcde"), tuple("abde"), tuple("abcde")]
     said = (
-        "malformed: it says that only some silos may repeat this round; expected silos of the round, itself among "
-        f"them and at least 2, got {list(named)}; if others of them took part before, bring them back, or allow sums "
+        "malformed: it names silos that alone may repeat this round; expected at least 2 of the round, itself among "
+        f"them, got {list(named)}; if others took part before, bring them back, or allow sums "
         "over other sets at each silo ([privacy] repeat-whole-rows)"
     )
     assert [end.dropped for end in ends] == [[], [DroppedSilo(2, "c", said)], []]

@@ -323,7 +323,7 @@ def test_who_is_left_out() -> None:
     for missing in to_leave_out({"a": ["b"]}).values():
         assert missing == Missing(
             Reason.MALFORMED,
-            "a share sealed between it and ['a'] did not open; it is left out, though it cannot be told who of them is "
+            "a share sealed between it and ['a'] did not open; it is left out, though nobody can tell who of them is "
             "at fault",
         )
 

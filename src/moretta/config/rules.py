@@ -1,4 +1,4 @@
-"""What must hold between the sections of a run, whoever made them: a run file, Python, a server's text at a site.
+"""What must hold between the sections of a run, from a run file, from Python or from a server's text at a site.
 
 Each rule stands once, here or, where it is about one protocol, in that protocol's settings
 (`moretta.protocols.common.training.Training.BETWEEN`). Rules of one section by itself stand with its class.
@@ -155,8 +155,8 @@ RULES: tuple[SettingRule, ...] = (
     # Machines of their own.
     SettingRule(
         lambda s: _flare(s) and s.data.source == PYTHON,
-        "{engine.name:=} is for a run file that moretta serve plays with sites on machines of their own; from Python "
-        "silos play in this process; remove it",
+        "{engine.name:=} is for a run file that moretta serve runs with sites on machines of their own; from Python "
+        "silos run in this process; remove it",
     ),
     SettingRule(
         lambda s: _flare(s) != s.data.at_sites,

@@ -206,11 +206,10 @@ def digest(run_file: RunFile) -> str:
     """Return the SHA-256, in hex, of what a checkpoint must agree on to be resumed under this run file.
 
     Left out is what may change on the way: how many rounds, where results go, what is recorded, how often a checkpoint
-    is kept and the model tested, how much memory silos and messages may take, and in how many processes silos
-    play and how the engine passes messages, waits for them or injects faults: a run that failed by faults is resumed
-    without them. Included are which silos are edge clients, as ONNX Runtime rounds differently from PyTorch, and with
-    early stopping how often the model is tested, as that decides where the run stops. The order of keys does not
-    matter.
+    is kept and the model tested, how much memory silos and messages may take. So is in how many processes silos run,
+    and how the engine passes messages, waits for them or injects faults: a run that failed by faults is resumed without
+    them. Included are which silos are edge clients, as ONNX Runtime rounds differently from PyTorch, and with early
+    stopping how often the model is tested, as that decides where the run stops. The order of keys does not matter.
     """
     sections = as_sections(run_file)
     for section, key in (

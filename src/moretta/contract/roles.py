@@ -154,7 +154,7 @@ class Outcome:
 
 R = TypeVar("R")
 Exchange = Generator[Ask, Replies, R]
-"""A generator of one exchange: it yields what is asked, receives the replies, and returns its result."""
+"""A generator of one exchange: it yields an ask, receives the replies, and returns its result."""
 
 
 class Server(Protocol):

@@ -49,7 +49,7 @@ class BeSilo(Message):
 
 @message("edge/restore")
 class Restore(Message):
-    """Take up a state."""
+    """Set the role's state."""
 
     state: Mapping[str, bytes]
 

@@ -1,4 +1,4 @@
-"""What every engine does alike: play rounds, repeat a failed round, set up anew when the cohort changes.
+"""What all engines share: they run rounds, repeat a failed round, set up anew when the cohort changes.
 
 The driver decides; an engine only delivers. A silo that is late, refuses, fails or sends something else than what was
 asked is named and costs the round only itself; the next round asks it again. Where the protocol needs it, the others
@@ -11,9 +11,9 @@ that most of them name (`moretta.engines.takes`); a silo that names an impossibl
 was silent when others were bound has cost a take. One that has cost two sits the next round out, and is then set up
 anew with the others, `READMITS` times in a session.
 
-A round that too few silos are left for is lost where those who are away would complete it, and the next one follows,
-with a new set-up: it draws other rows, or nobody was asked to open a sum of the lost one. Where all rows are used and a
-sum may be open, the next round would add up the same rows under the same model over other silos: the run fails by name.
+A round that too few silos are left for is lost where those who are away would complete it. The next one follows with a
+new set-up: it draws other rows, or nobody was asked to open a sum of the lost one. Where all rows are used and a sum
+may be open, the next round would add up the same rows under the same model over other silos: the run fails by name.
 """
 
 import logging
@@ -109,7 +109,7 @@ class Driver:
         self._sums = list[OpenedSum]()
 
     def rounds(self, first: int, last: int) -> Iterator[RoundEnd]:
-        """Play rounds `first` to `last`. Raises `moretta.errors.RunFailed` when too few silos are left."""
+        """Run rounds `first` to `last`. Raises `moretta.errors.RunFailed` when too few silos are left."""
         before: Sequence[DroppedSilo] = ()
         if self._chosen is not None:  # statistics are over all silos, whoever plays the first round
             _, _, before = self._repeat(first - 1, self._silos, _nothing)
@@ -211,7 +211,7 @@ class Driver:
         return ended, None
 
     def _shortage(self, number: int, takes: RoundTakes, lost: Mapping[str, Missing]) -> MorettaError | None:
-        """Return why those who are left cannot play; None if they can."""
+        """Return why those who are left cannot run a round; None if they can."""
         rest = takes.playing(lost)
         if len(rest) < len(takes.only):
             return RunFailed(_only_by(number, takes.only, lost))
@@ -303,9 +303,9 @@ class Driver:
                 heard[silo] = replace(why, spent=self._asked.believed(why.spent))
                 continue
             detail = (
-                "it says that only some silos may repeat this round; expected silos of the round, itself among "
-                f"them and at least {self._least}, got {list(why.spent.survivors)!r:.200}; if others of them took part "
-                "before, bring them back, or allow sums over other sets at each silo ([privacy] repeat-whole-rows)"
+                f"it names silos that alone may repeat this round; expected at least {self._least} of the round, "
+                f"itself among them, got {list(why.spent.survivors)!r:.200}; if others took part before, bring them "
+                "back, or allow sums over other sets at each silo ([privacy] repeat-whole-rows)"
             )
             log.warning("%s: silo `%s` is missing, %s: %s", why.spent.stamp, silo, Reason.MALFORMED, detail)
             heard[silo] = Missing(Reason.MALFORMED, detail)
@@ -326,8 +326,8 @@ def _dropped(number: int, gone: Mapping[str, Missing]) -> list[DroppedSilo]:
 def _only_by(number: int, only: Sequence[str], lost: Mapping[str, Missing]) -> str:
     missing = ", ".join(silo for silo in only if silo in lost)
     return (
-        f"round {number} can only be repeated by the same silos as before, {', '.join(only):.300}: their uploads "
-        f"are of all their rows, and sums over others could be subtracted; missing: {missing:.300}; bring them back, "
+        f"round {number} can only be repeated by the same silos as before, {', '.join(only):.300}: uploads have "
+        f"all rows, and sums over others could be subtracted; missing: {missing:.300}; bring them back, "
         "or allow it at each silo ([privacy] repeat-whole-rows in silo.toml)"
     )
 

@@ -96,7 +96,7 @@ def check_plain(folder: Path) -> None:
 
 
 def new_lines(path: Path, position: int) -> Iterator[list[bytes]]:
-    """Yield, each time, the whole lines that have come to a file since, from a position in bytes on."""
+    """Yield, each time, the whole lines added to a file since, from a position in bytes on."""
     while True:
         data = b""
         with suppress(OSError), path.open("rb") as stream:

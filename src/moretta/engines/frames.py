@@ -4,7 +4,7 @@ Named arrays travel as the codec lays them out, behind their length. Whatever th
 so that a process may have run what somebody else wrote.
 
 Processes that were forked from the same one also pass None, truth values, numbers, text, bytes, and mappings by text,
-tuples and lists of these: a frame is a header of JSON, which says what is where, and the arrays, behind their lengths.
+tuples and lists of these. A frame is a header of JSON, which says what is where, and the arrays, behind their lengths.
 So no number goes through text, and all answers of a process are one part. A message is its tag, its stamp and its
 fields.
 """

@@ -112,7 +112,7 @@ class InProcess:
     `strict`: pass every message through the codec, both ways, as a network would.
     `recorder`: keeps what each role saw. `deadline`: an answer that took more seconds is dropped as late, and a silo's
     own process that has not answered by then is ended. `injector`: injects faults. `workers`: how many processes the
-    silos play in, this one if 1; any number gives the same answers (`moretta.engines.workers`). `prepare`: called in
+    silos run in, this one if 1; any number gives the same answers (`moretta.engines.workers`). `prepare`: called in
     each at its start. `scores`, `stacks`: as of `moretta.engines.silos_here.SilosHere`.
     """
 
@@ -206,7 +206,7 @@ class InProcess:
         """Do nothing: the silos' states are kept with the server's."""
 
     def _arrived(self, silo: str, message: Message, answered: Answered, mishap: Mishap) -> Message | Missing:
-        """Return what comes of a silo's answer on its way, or why nothing does."""
+        """Return a silo's answer as it arrives, or why it does not."""
         if silo in self._clients:
             self._record(silo, "received", "server", message)
         answer, took = answered.answer, answered.seconds + mishap.seconds

@@ -1,8 +1,8 @@
 """Records of what may happen once in a role's life: written, synced, and only then done.
 
-A role that is killed, or goes back to an earlier checkpoint, still has every record. Half a record is none: what it was
-to announce was never done. Without room on the disk nothing is recorded, and so nothing is done. `GrowingFile` reads
-such a file from a mark on, while another process adds to it.
+A role that is killed, or goes back to an earlier checkpoint, still has every record. Half a record does not count: what
+it was to announce was never done. Without room on the disk nothing is recorded, and so nothing is done. `GrowingFile`
+reads such a file from a mark on, while another process adds to it.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 Small models are bound by the cost of calls, not by arithmetic. So silos are asked slot by slot, and those of a slot go
 on in lockstep: where several wait for the same work on batches of the same shapes (`moretta.contract.roles.Work`), it
 is done for all of them in one call. Which silos that are follows from their order in the federation, from whom is asked
-and from shapes, never from a clock or from how many processes there are. A process that plays some silos plays whole
-slots of them.
+and from shapes, never from a clock or from how many processes there are. A process runs whole slots of silos.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def slots_of(silos: Sequence[str]) -> list[Sequence[str]]:
 
 
 def absent(silo: str) -> Answered:
-    """Return what is known of a silo that nobody plays."""
+    """Return what is known of a silo that nobody runs."""
     return Answered(Missing(Reason.DISCONNECTED, f"no silo `{silo}` is here"), 0.0)
 
 
@@ -104,7 +103,7 @@ class SilosHere:
 
     @property
     def parts(self) -> Sequence[Sequence[str]]:
-        """The silos that play in one process, so that those computing together do not depend on how many there are."""
+        """The silos that run in one process, so that those computing together do not depend on how many there are."""
         parts: list[Sequence[str]] = []
         for slot in self._slots:
             local = [self._clients[silo] for silo in slot if self._clients[silo] not in self._children]

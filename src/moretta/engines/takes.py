@@ -6,7 +6,7 @@ others little:
 - A next take is believed up to one past the highest that the server has asked for, which the server has on disk first
   (`AskedTakes`). An honest silo helped only with takes that were asked for. It names no higher one, also to a server
   that went back to an older checkpoint.
-- A set of silos that alone may play the round again is believed where it is all that are to play, or where most of
+- A set of silos that alone may repeat the round is believed where it is all that are to take part, or where most of
   those who are there name it: without these the round could not run anyway. Else anyone who names it sits the round
   out.
 
@@ -76,7 +76,7 @@ class AskedTakes:
 class RoundTakes:
     """The takes of one round.
 
-    cohort: the silos that are to play it. only: the silos that alone may play it; none for all.
+    cohort: the silos that are to run it. only: the silos that alone may run it; none for all.
     """
 
     def __init__(self, cohort: Sequence[str]) -> None:
@@ -89,7 +89,7 @@ class RoundTakes:
         self._claimed = Counter[str]()
 
     def playing(self, lost: Mapping[str, Missing]) -> list[str]:
-        """Return who plays, of those who are wanted."""
+        """Return who takes part, of those who are wanted."""
         return [silo for silo in self.only or self._cohort if silo not in lost and silo not in self._alone]
 
     @property
@@ -98,7 +98,7 @@ class RoundTakes:
         return bool(self.only or self._alone)
 
     def others(self) -> dict[str, Missing]:
-        """Return who of those who are wanted may not play, and why."""
+        """Return who of those who are wanted may not take part, and why."""
         why = Missing(
             Reason.SPENT,
             f"{', '.join(self._named_by):.300} said that only {', '.join(self.only):.300} may repeat this round, "

@@ -55,8 +55,8 @@ def cap(limit_mib: float) -> None:
 def give_back_code() -> None:
     """Give back the resident pages of programs and libraries that were read from files and are as they were (Linux).
 
-    Loading a library or a graph runs through much code that nothing needs again. What is needed is read again, mostly
-    from the system's own cache.
+    Loading a library or a graph runs through much code that nothing needs again. Pages that are needed are read again,
+    mostly from the system's own cache.
     """
     try:
         maps = Path("/proc/self/smaps").read_text().splitlines()

@@ -1,8 +1,8 @@
-"""Silos that play in several processes of this machine, so that all of its cores work.
+"""Silos that run in several processes of this machine, so that all of its cores work.
 
 Workers are forked from the process that has built the roles, once, before the first round. So they have their silos'
 rows and roles without anything being sent, whatever a model is made of, and share the memory of what they only read.
-Each silo plays in one worker from then on. The roles that the first process built of it stand still, and are brought up
+Each silo runs in one worker from then on. The roles that the first process built of it stand still, and are brought up
 to date where their states are wanted (`Workers.gather`): nothing that a silo draws in secret is drawn twice.
 
     the process with the server            a worker
@@ -15,7 +15,7 @@ to date where their states are wanted (`Workers.gather`): nothing that a silo dr
 
 A message to many silos crosses once (`moretta.engines.frames`). A worker ends with its socket: when the run does, or
 the process that it belongs to, for whatever reason. One that ends before takes its silos' states along, some of which
-must not be taken up from before (what was released, and in a run without a folder which sums were opened). So no other
+must not be restored from before (what was released, and in a run without a folder which sums were opened). So no other
 starts in its place: the run fails, and goes on from its checkpoint.
 """
 
@@ -158,7 +158,7 @@ class Workers:
                 self.clock.charge(phase, spent * max(busy) / sum(busy))
 
     def _exchange(self, asked: Mapping[int, Any]) -> dict[int, Any]:
-        """Send workers what is asked of each; return what they answer, in the order of the asks."""
+        """Send each worker its asks; return the answers, in the order of the asks."""
         if self._failure is not None:
             raise self._failure
         number = -1

@@ -119,7 +119,8 @@ def embeddings(
             f"one behind the other within a sample of shape {list(inputs)}"
         )
     following = zip([*pairs, (inputs[0], 0)], ends, strict=True)
-    stretches = [one for (first, count), end in following for one in ((first - end, False), (count, True)) if one[0]]
+    parts = (part for (first, count), end in following for part in ((first - end, False), (count, True)))
+    stretches = [part for part in parts if part[0]]
     embedded = Embedded(stretches, positive(most, "most"))
     return nn.Sequential(embedded, *mlp((embedded.joined,), outputs, hidden=hidden))
 
@@ -151,9 +152,9 @@ def lenet(
 ) -> nn.Sequential:
     """LeNet (LeCun et al. 1998) as BAFFLE takes it, its shallow model: float32[n, channels, h, w] -> [n, outputs].
 
-    A flat `nn.Sequential` of PyTorch's own layers, so that code may walk it layer by layer instead of calling it: 5x5
-    convolutions to `channels`, each with normalisation, activation and a mean, or maximum, over 2x2 positions, then
-    `hidden` units: 25,032 parameters for MNIST. With `hidden` 0 the mean over all positions is in the place of the
+    A flat `nn.Sequential` of PyTorch's own layers, so that code may walk it layer by layer instead of calling it. It
+    has 5x5 convolutions to `channels`, each with normalisation, activation and a mean, or maximum, over 2x2 positions,
+    then `hidden` units: 25,032 parameters for MNIST. With `hidden` 0 the mean over all positions is in the place of the
     second pooling and of the hidden layer. `padding` keeps height and width in convolutions; without it images need 16
     x 16 pixels or more, with it 4 x 4. `bias` says whether convolutions have biases; None: where no normalisation
     follows. BAFFLE's authors' code has another one under this name: `channels` 16 and 64 (32 and 128 for CIFAR-100),
@@ -197,12 +198,14 @@ class PadChannels(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut around them; `joined` counts the channels that come out.
+    """Two 3x3 convolutions and a shortcut around them.
 
-    A        out = relu(f(x) + x), where the shape changes x is subsampled and its new channels are zero
-    B        out = relu(f(x) + x), where the shape changes x goes through a 1x1 convolution and normalisation
-    concat   out = [relu(f(x)); x], along the channels: what both PBPFL papers' texts use in place of addition
-             (`practical.md`, III-A2: a layer's input is the concatenation of all outputs connected with it)
+    `joined` counts the channels that come out.
+
+        A        out = relu(f(x) + x), where the shape changes x is subsampled and its new channels are zero
+        B        out = relu(f(x) + x), where the shape changes x goes through a 1x1 convolution and normalisation
+        concat   out = [relu(f(x)); x], along the channels: what both PBPFL papers' texts use in place of addition
+                 (`practical.md`, III-A2: a layer's input is the concatenation of all outputs connected with it)
     """
 
     def __init__(self, channels: int, own: int, stride: int, shortcut: str, norm: Norm, bias: bool) -> None:
@@ -251,9 +254,9 @@ def resnet(
     """ResNet for small images (He et al. 2016, section 4.2): float32[n, channels, height, width] -> [n, outputs].
 
     `depth` is 6n + 2 (20, 32, 56): a first convolution, three stages of n blocks of two convolutions with 1, 2 and 4
-    times `width` channels, the first block of stages two and three at stride 2, then the mean over positions and a
-    linear layer. With `shortcut` "concat" the channels grow by a block's own each time: width (1 + 7n) at the end.
-    `bias` says whether convolutions and the last layer have biases; None: the last layer, and convolutions that no
+    times `width` channels, then the mean over positions and a linear layer. The first block of stages two and three has
+    stride 2. With `shortcut` "concat" the channels grow by a block's own each time: width (1 + 7n) at the end. `bias`
+    says whether convolutions and the last layer have biases; None: the last layer, and convolutions that no
     normalisation follows. `start` draws the first weights (`moretta.models.layers.started`). The PBPFL papers' released
     code differs from their texts: its networks have shortcut B, no normalisation, no biases and He's normal start,
     270,704 numbers at depth 20 with 7 outputs.
@@ -305,8 +308,8 @@ def densenet(
     """DenseNet-BC for small images (Huang et al. 2017): float32[n, channels, height, width] -> [n, outputs].
 
     Every layer sees all earlier ones of its block, concatenated. `depth` is 6n + 4 (22, 40, 100): a first convolution
-    to 2 `growth` channels, three blocks of n layers (1x1 convolution to 4 `growth` channels, 3x3 to `growth`), between
-    blocks a 1x1 convolution to half the channels and a mean over 2x2 positions. Height and width must be 4 or more.
+    to 2 `growth` channels, three blocks of n layers (1x1 convolution to 4 `growth` channels, 3x3 to `growth`). Between
+    blocks are a 1x1 convolution to half the channels and a mean over 2x2 positions. Height and width must be 4 or more.
     """
     channels = image(inputs, "densenet")
     normed, growth = norm_of(norm, NORMS), positive(growth, "growth")
@@ -365,8 +368,8 @@ def wrn(
     """WideResNet for small images (Zagoruyko and Komodakis 2016): float32[n, channels, height, width] -> [n, outputs].
 
     Few blocks, wide, normalised and activated before. `depth` is 6n + 4 (10, 16, 28): a first convolution to 16
-    channels, three stages of n blocks with 16, 32, 64 times `width` channels, the first block of stages two and three
-    at stride 2, then normalisation, activation, the mean over positions and a linear layer. BAFFLE's light model is
+    channels, three stages of n blocks with 16, 32, 64 times `width` channels, then normalisation, activation, the mean
+    over positions and a linear layer. The first block of stages two and three has stride 2. BAFFLE's light model is
     WRN-10-2, of 0.3 million parameters. `stem_bias` gives the first convolution a bias; `start` draws the first weights
     (`moretta.models.layers.started`). BAFFLE's authors have `group_size` 16, `affine` false, `stem_bias` true and
     `start` "he-uniform": 302,794 parameters for CIFAR-10.

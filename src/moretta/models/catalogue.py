@@ -73,7 +73,7 @@ def of_schema(source: str, arguments: Mapping[str, Any], table: Schema | None) -
             'model "embeddings" needs a schema: [data] schema, or from Python table=Schema.load(FILE); or categories, '
             "each one's first column and how many it has"
         )
-    origins, worded = expansion_of(table).origins, (n for n, one in table.features.items() if one.kind == "category")
+    origins, worded = expansion_of(table).origins, (n for n, each in table.features.items() if each.kind == "category")
     return {**arguments, "categories": [[origins.index(name), origins.count(name)] for name in worded]}
 
 

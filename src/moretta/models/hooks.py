@@ -107,7 +107,7 @@ def gives_one_tensor(model: nn.Module, output: str = "", mask: tuple[int, ...] =
 
 
 def hook_of(model: nn.Module) -> OneTensor | None:
-    """Return the hook of `gives_one_tensor`, None where there is none."""
+    """Return the hook of `gives_one_tensor`, or None."""
     return _hook(model._forward_hooks, OneTensor)
 
 

@@ -1,7 +1,7 @@
 """The operations that a model's graph may have, each with checks of what it is given.
 
-A graph may be somebody else's. PyTorch trusts some of what its operations are told: an enumeration as any number ends
-the process, and so does a dimension that is not there. So an operation is one of a list, and its arguments are checked
+A graph may be somebody else's. PyTorch trusts some arguments of its operations: any number for an enumeration ends the
+process, and so does a dimension that is not there. So an operation is one of a list, and its arguments are checked
 against its schema each time: tensors are plain ones, numbers are within range, and memory formats, layouts and dtypes
 are words. Arithmetic on sizes is of numbers alone. A graph can still compute wrong numbers, take long, and ask for much
 memory, which is bounded where it runs (`moretta.engines.process`).
@@ -25,26 +25,26 @@ SIZES: Mapping[str, Callable[..., Any]] = {
 }
 # ATen's core set without what shows memory as it was, changes in place, or trusts offsets (`_embedding_bag`,
 # `_fft_c2r`, `empty`).
-_ATEN = (
-    "_adaptive_avg_pool2d _adaptive_avg_pool3d _cdist_forward _fft_r2c _local_scalar_dense _log_softmax "
-    "_native_batch_norm_legit.no_stats _native_batch_norm_legit_no_training _pdist_forward _softmax _to_copy abs acos "
-    "acosh add.Scalar add.Tensor addmm alias amax amin any any.dim any.dims arange.start_step argmax argmin "
-    "as_strided asin asinh atan atan2 atanh avg_pool2d avg_pool3d bitwise_and.Scalar bitwise_and.Tensor bitwise_not "
-    "bitwise_or.Scalar bitwise_or.Tensor bitwise_xor.Scalar bitwise_xor.Tensor bmm cat ceil clamp clamp.Tensor clone "
-    "col2im constant_pad_nd convolution copy cos cosh cumsum diagonal div.Scalar div.Scalar_mode div.Tensor "
-    "div.Tensor_mode elu embedding eq.Scalar eq.Tensor erf exp expand expm1 fill.Scalar flip floor fmod.Scalar "
-    "fmod.Tensor full full_like gather ge.Scalar ge.Tensor gelu grid_sampler_2d gt.Scalar gt.Tensor hardtanh "
-    "index.Tensor index_put index_select isinf isnan le.Scalar le.Tensor leaky_relu log log10 log1p log2 logical_and "
-    "logical_not logical_or logical_xor lt.Scalar lt.Tensor masked_scatter max.dim max_pool2d_with_indices "
-    "max_pool3d_with_indices maximum mean mean.dim min.dim minimum mm mul.Scalar mul.Tensor native_dropout "
-    "native_group_norm native_layer_norm ne.Scalar ne.Tensor neg nonzero permute pow.Scalar pow.Tensor_Scalar "
-    "pow.Tensor_Tensor prod prod.dim_int rand randn randperm reciprocal reflection_pad1d reflection_pad2d "
-    "reflection_pad3d relu remainder.Scalar remainder.Tensor repeat replication_pad2d replication_pad3d round rsqrt "
-    "scalar_tensor scatter.src scatter.value scatter_add scatter_reduce.two select.int select_scatter sigmoid sign "
-    "sin sinh slice.Tensor slice_scatter sort split_with_sizes sqrt squeeze.dim squeeze.dims sub.Scalar sub.Tensor "
-    "sum.dim_IntList sym_numel sym_size.int sym_storage_offset sym_stride.int tan tanh topk trunc unsqueeze "
-    "upsample_bilinear2d.vec upsample_nearest2d.vec var.correction var.dim view where.self"
-)
+_ATEN = """
+    _adaptive_avg_pool2d _adaptive_avg_pool3d _cdist_forward _fft_r2c _local_scalar_dense _log_softmax
+    _native_batch_norm_legit.no_stats _native_batch_norm_legit_no_training _pdist_forward _softmax _to_copy abs acos
+    acosh add.Scalar add.Tensor addmm alias amax amin any any.dim any.dims arange.start_step argmax argmin as_strided
+    asin asinh atan atan2 atanh avg_pool2d avg_pool3d bitwise_and.Scalar bitwise_and.Tensor bitwise_not
+    bitwise_or.Scalar bitwise_or.Tensor bitwise_xor.Scalar bitwise_xor.Tensor bmm cat ceil clamp clamp.Tensor clone
+    col2im constant_pad_nd convolution copy cos cosh cumsum diagonal div.Scalar div.Scalar_mode div.Tensor
+    div.Tensor_mode elu embedding eq.Scalar eq.Tensor erf exp expand expm1 fill.Scalar flip floor fmod.Scalar
+    fmod.Tensor full full_like gather ge.Scalar ge.Tensor gelu grid_sampler_2d gt.Scalar gt.Tensor hardtanh index.Tensor
+    index_put index_select isinf isnan le.Scalar le.Tensor leaky_relu log log10 log1p log2 logical_and logical_not
+    logical_or logical_xor lt.Scalar lt.Tensor masked_scatter max.dim max_pool2d_with_indices max_pool3d_with_indices
+    maximum mean mean.dim min.dim minimum mm mul.Scalar mul.Tensor native_dropout native_group_norm native_layer_norm
+    ne.Scalar ne.Tensor neg nonzero permute pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor prod prod.dim_int rand randn
+    randperm reciprocal reflection_pad1d reflection_pad2d reflection_pad3d relu remainder.Scalar remainder.Tensor repeat
+    replication_pad2d replication_pad3d round rsqrt scalar_tensor scatter.src scatter.value scatter_add
+    scatter_reduce.two select.int select_scatter sigmoid sign sin sinh slice.Tensor slice_scatter sort split_with_sizes
+    sqrt squeeze.dim squeeze.dims sub.Scalar sub.Tensor sum.dim_IntList sym_numel sym_size.int sym_storage_offset
+    sym_stride.int tan tanh topk trunc unsqueeze upsample_bilinear2d.vec upsample_nearest2d.vec var.correction var.dim
+    view where.self
+"""
 ATEN = frozenset(_ATEN.split())
 DTYPES = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
@@ -187,7 +187,7 @@ def _of_sizes(does: Callable[..., Any], *values: Any) -> Any:
     """Return what arithmetic gives. Of text and lists it could fill the memory, and of huge numbers too."""
     known = [item for item in values if not isinstance(item, Sym)]
     if not all(isinstance(item, int | float) and abs(item) < 1 << 63 for item in known):
-        raise ParameterError("this graph reckons with what is no size; have the model saved again")
+        raise ParameterError("this graph computes with a value that is not a size; have the model saved again")
     return does(*values)
 
 
@@ -197,7 +197,7 @@ def _of_sizes(does: Callable[..., Any], *values: Any) -> Any:
 def _batch_norm(input: Tensor, training: bool = True, **rest: Any) -> bool:
     """Return whether a norm's tensors have one number a channel; it would read on beyond shorter ones.
 
-    One without statistics has to be told to take the batch's: else it reads those that are not there.
+    One without statistics must take the batch's: else it reads those that are not there.
     """
     return training is True and _by_channel(input, rest)
 
@@ -208,7 +208,7 @@ def _by_channel(input: Tensor, rest: Mapping[str, Any]) -> bool:
 
 
 def _group_norm(input: Tensor, N: Any, C: Any, HxW: Any, group: Any, **rest: Any) -> bool:
-    """Return whether a norm is told its input's sizes, and its tensors have one number a channel."""
+    """Return whether a norm's arguments have its input's sizes, and its tensors have one number a channel."""
     sizes = zip((N, C), input.shape[:2], strict=False)
     same = all(argument == size for argument, size in sizes if type(argument) is int and type(size) is int)
     return same and _by_channel(input, rest)

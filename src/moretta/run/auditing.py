@@ -1,7 +1,7 @@
 """The audit of a run folder, as the command line asks for it.
 
 It may be of a run of another framework, whose sites recorded what they saw (`run_folder_of`). Each site's mod or filter
-keeps its silo's view, as messages of the secure sum by itself: a model that it was sent in the clear is a `PlainUpload`
+keeps its silo's view, as messages of the secure sum by itself. A model that it was sent in the clear is a `PlainUpload`
 that it received, before an `AskSum`; its own result is a `PlainUpload` that it sent, or the messages of a sum. Here the
 first two become the protocol's own question, and the server's view is put together of what all silos sent and received.
 The true models are those that silos were sent; rows are the given federation's.
@@ -182,7 +182,7 @@ def limits_of(texts: Sequence[str]) -> Mapping[str, float]:
 Traffic = Sequence[tuple[str, str, Message]]  # silo, direction as its silo has it, message
 OTHER = {"sent": "received", "received": "sent"}  # as the server has it
 WARNING = (
-    "another framework played this run, and its sites recorded it: the audit takes the sites' own loops for the steps "
+    "another framework trained this run, and its sites recorded it: the audit takes the sites' own loops for the steps "
     "of the given federation, and knows of no message that a mod or filter does not see"
 )
 
@@ -197,7 +197,7 @@ def run_folder_of(folder: Path, made: Federation) -> tuple[Federation, int]:
     heard, models = dict[int, Traffic](), dict[int, dict[str, Array]]()
     for _, traffic in sorted(_recorded(folder / "views", made).items()):
         before += _asked(traffic, made)
-        if sent := [one.parameters for *_, one in before if isinstance(one, ask)]:
+        if sent := [message.parameters for *_, message in before if isinstance(message, ask)]:
             number = len(models) + 1  # rounds of training alone are counted
             models[number], heard[number] = _model_of(number, sent, made), before
             before = []  # of an evaluation, it lies in the view of the next round: keys may be agreed on in it
@@ -206,7 +206,7 @@ def run_folder_of(folder: Path, made: Federation) -> tuple[Federation, int]:
     made, rounds = _as_summed(made, heard), max(models)
     run = heard[min(models)][0][2].stamp.run
     history = _write_views(folder / "views", run, heard, len(made.silos))
-    names, scheme = [one.name for one in made.silos], made.spec.secure_aggregation.scheme
+    names, scheme = [silo.name for silo in made.silos], made.spec.secure_aggregation.scheme
     index, size = views.digest(folder / "views"), modules.size(made.model)
     about = (made.spec, rounds, names, size, scheme, False, (), run, 1, history, Outcome({}))
     record = record_of(PlayedRun(*about, (), {}, False, None, index, [WARNING]), versions())
@@ -228,25 +228,25 @@ def run_folder_of(folder: Path, made: Federation) -> tuple[Federation, int]:
 
 def _recorded(folder: Path, made: Federation) -> dict[int, list[tuple[str, str, Message]]]:
     """Return by round what silos sent and received, one silo's after another's, attempts in their order."""
-    found = dict[int, list[tuple[str, str, Message]]]()
+    by_round = dict[int, list[tuple[str, str, Message]]]()
     names = sorted(silo.name for silo in made.silos)
     there = sorted(path.name for path in folder.glob("*") if path.is_dir() and path.name != "server")
     if there != names:
         raise ParameterError(f"{folder} has the views of {there!r:.200}; expected those of the silos {names!r:.200}")
     for name in names:
         for number, path in views.noted(folder, name):
-            found.setdefault(number, []).extend(
-                (name, one.direction, _decoded(one.data, path)) for one in views.read(path)
+            by_round.setdefault(number, []).extend(
+                (name, seen.direction, _decoded(seen.data, path)) for seen in views.read(path)
             )
-    for number, traffic in found.items():
+    for number, traffic in by_round.items():
         if number == 0:
             raise ParameterError(
                 f"{folder}: round 0 was recorded; the strategy sends no `server-round` to tell rounds by"
             )
-        if len({one.stamp.run for *_, one in traffic}) > 1:
+        if len({message.stamp.run for *_, message in traffic}) > 1:
             raise ParameterError(f"{folder}: round {number} is of several runs; record each into a folder of its own")
-        traffic.sort(key=lambda one: (one[2].stamp.attempt, one[2].stamp.take))
-    return found
+        traffic.sort(key=lambda seen: (seen[2].stamp.attempt, seen[2].stamp.take))
+    return by_round
 
 
 def _decoded(data: bytes, path: Path) -> Message:
@@ -259,22 +259,23 @@ def _decoded(data: bytes, path: Path) -> Message:
 def _question(made: Federation) -> type[Any]:
     """Return the protocol's message that sends a model and says how the answer is encoded."""
     for kind in entry_of(made.spec.protocol).own_messages():
-        if {one.name for one in fields(kind)} == {"stamp", "parameters", "encoding"}:
+        if {field.name for field in fields(kind)} == {"stamp", "parameters", "encoding"}:
             return kind
     raise ParameterError("views of others' runs are audited as federated averaging; return a Federation with FedAvg()")
 
 
 def _asked(traffic: Traffic, made: Federation) -> Traffic:
     """Put the protocol's question in the place of a model in the clear and the ask that follows it."""
-    ask, found, sent = _question(made), list[tuple[str, str, Message]](), dict[str, dict[str, Array]]()
-    for silo, direction, one in traffic:
-        if isinstance(one, PlainUpload) and direction == "received":
-            sent[silo] = {name.partition("/")[2]: value for name, value in one.tensors.items()}
-        elif not isinstance(one, AskSum):
-            found.append((silo, direction, one))
+    ask, asked, sent = _question(made), list[tuple[str, str, Message]](), dict[str, dict[str, Array]]()
+    for silo, direction, message in traffic:
+        if isinstance(message, PlainUpload) and direction == "received":
+            sent[silo] = {name.partition("/")[2]: value for name, value in message.tensors.items()}
+        elif not isinstance(message, AskSum):
+            asked.append((silo, direction, message))
         elif silo in sent:  # else what is summed is no model
-            found.append((silo, direction, ask(stamp=one.stamp, parameters=sent.pop(silo), encoding=one.encoding)))
-    return found
+            question = ask(stamp=message.stamp, parameters=sent.pop(silo), encoding=message.encoding)
+            asked.append((silo, direction, question))
+    return asked
 
 
 def _model_of(number: int, sent: Sequence[Mapping[str, Array]], made: Federation) -> dict[str, Array]:
@@ -292,8 +293,9 @@ def _model_of(number: int, sent: Sequence[Mapping[str, Array]], made: Federation
 
 def _as_summed(made: Federation, heard: Mapping[int, Traffic]) -> Federation:
     """Return the federation with sums as the views show them, whatever it was to have."""
-    plain = any(isinstance(one, PlainUpload) for traffic in heard.values() for *_, one in traffic)
-    words = [one.weight.itemsize for traffic in heard.values() for *_, one in traffic if isinstance(one, MaskedUpload)]
+    messages = [message for traffic in heard.values() for *_, message in traffic]
+    plain = any(isinstance(message, PlainUpload) for message in messages)
+    words = [message.weight.itemsize for message in messages if isinstance(message, MaskedUpload)]
     sums: dict[str, object] = {"scheme": "none" if plain or not words else "pairwise", "roster": None, "identity": None}
     changed = made.spec.secure_aggregation.model_copy(update=sums | ({"ring_bits": 8 * words[0]} if words else {}))
     federation = copy.copy(made)
@@ -305,15 +307,15 @@ def _write_views(folder: Path, run: str, heard: Mapping[int, Traffic], silos: in
     """Write the silos' views as the protocol's messages and the server's beside them; return a line for each round."""
     (folder / views.INDEX).unlink(missing_ok=True)
     recorder, lines = views.Recorder(folder, True, 1, run), []
-    codec = Codec(dict.fromkeys(type(one) for traffic in heard.values() for *_, one in traffic))
+    codec = Codec(dict.fromkeys(type(message) for traffic in heard.values() for *_, message in traffic))
     for number, traffic in sorted(heard.items()):
         recorder.wants(number)
         sizes = Counter[tuple[str, str]]()
-        for silo, direction, one in traffic:
-            data = codec.encode(one)
+        for silo, direction, message in traffic:
+            data = codec.encode(message)
             recorder.saw(silo, direction, "server", data)
             recorder.saw("server", OTHER[direction], silo, data)
-            sizes["up" if direction == "sent" else "down", one.TAG] += len(data)
+            sizes["up" if direction == "sent" else "down", message.TAG] += len(data)
         recorder.flush()
         about = {"round": number, "attempt": 0, "seconds": {}, "dropped": [], "seconds_total": 0.0}
         lines.append({**about, "bytes": bytes_of(sizes, silos)})
@@ -323,9 +325,9 @@ def _write_views(folder: Path, run: str, heard: Mapping[int, Traffic], silos: in
 def _final(run: Any, heard: Mapping[int, Traffic], last: Mapping[str, Array]) -> dict[str, Array]:
     """Return the model after the last round: the one that was sent, less the mean of the changes."""
     seen = [
-        Heard(OTHER[direction], silo, one, number)
+        Heard(OTHER[direction], silo, message, number)
         for number, traffic in sorted(heard.items())
-        for silo, direction, one in traffic
+        for silo, direction, message in traffic
     ]
     changes = under(PREFIX, from_heard(run, seen, run.training[-1]).total().means)
     return {name: as_summed(value - changes.get(name, 0), value.dtype) for name, value in last.items()}

@@ -5,8 +5,8 @@ come from anywhere, and nothing in it proves whose it is. So the user is asked b
 Built-in models and data need no question.
 
 Nor does a run that this user trained, by code that has not changed since (`is_own`). Training notes a digest of both in
-the user's own state folder, where no run folder reaches: of the folder's place, its run file, its result (with digests
-of weights and views) and every module that the code could import from beside the run file.
+the user's own state folder, where no run folder reaches. It is of the folder's place, its run file, its result (with
+digests of weights and views) and every module that the code could import from beside the run file.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ def code_named(run_file: RunFile, *, data: bool) -> tuple[str, ...]:
 
 
 def question(folder: Path, run_file: RunFile, *, data: bool) -> str:
-    """Return what is asked before the code of a run folder is imported; empty without one."""
+    """Return the question before the code of a run folder is imported; empty without one."""
     named = [_described(source, run_file.base) for source in code_named(run_file, data=data)]
     return f"{folder}{_NAMES_CODE}{', '.join(named)}" if named else ""
 

@@ -111,10 +111,9 @@ class Evaluator:
     ) -> dict[str, Any]:
         """Return what ``result.json`` says of a run's last models.
 
-        `displacement`: of confined models, as a model of its own. `by_silos`: what silos score on rows that they hold
+        `displacement`: of confined models, as a model of its own. `by_silos`: silos' scores on rows that they hold
         back. `training`: silos on whose own rows the common model is scored too, without the user's metrics: those are
-        of test rows, and may not be defined on a silo's rows, such as those of one class. `whom`: the test rows are
-        about.
+        of test rows, and may not be defined on a silo's rows, such as those of one class. `whom`: their subjects.
         """
         scores = self.of_models(models, test) if test is not None and models else {}
         shown = scores["worst"]["silo"] if "worst" in scores else next(iter(models)) if len(models) == 1 else None

@@ -51,7 +51,7 @@ class RunRows:
         silos: everybody who trains, here or remote.
         test, validation: rows on which the server measures, and by which early stopping judges.
         feature_names, class_names: where they have names; empty takes the table's.
-        column_rules: what is filled in where a value is absent; None takes the table's, or the specification's.
+        column_rules: how absent values are filled in; None takes the table's, or the specification's.
         tested: whom the test rows are about, which silos' rows are then compared with
             (`moretta.protocols.common.overlap`).
         test_groups: the same, to draw them again together for intervals; None takes those of `tested`.

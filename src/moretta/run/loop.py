@@ -212,7 +212,7 @@ class Session:
         )
 
     def _lines(self, driver: Driver) -> Iterator[Line]:
-        """Yield each round's line; where a round fails for good, save what the last good one came to."""
+        """Yield each round's line; where a round fails for good, save the result of the last good one."""
         scaled = self._of.spec.data.standardise_targets
         private = self._of.spec.protocol.privacy is not None  # how long a silo computes tells how many rows its lot had
         began = time.perf_counter()
@@ -405,7 +405,7 @@ def computes_on_one_thread(of: Trainable) -> bool:
 
 
 def workers_of(of: Trainable, silos: int, rounds: int) -> int:
-    """Return in how many processes silos play. rounds: that are left.
+    """Return in how many processes silos run. rounds: that are left.
 
     Raises `moretta.errors.ParameterError` where more than one is asked for and this machine or device has no fork.
     """

@@ -88,7 +88,7 @@ def _score(metric: Metric, outputs: Tensor, targets: Tensor) -> float:
             figure = float(metric(outputs.detach().clone(), targets.clone()))
     except Exception as error:
         raise ParameterError(
-            f"metric `{name_of(metric)}` of {shapes}: expected one number, and it failed with {cause(error)}; mend it"
+            f"metric `{name_of(metric)}` of {shapes}: expected one number, and it failed with {cause(error)}; fix it"
         ) from error
     return figure if math.isfinite(figure) else math.nan
 
@@ -136,11 +136,11 @@ def metrics_of_counts(counts: NDArray[np.int64], bins: NDArray[np.float64] | Non
 
 
 def by_counts(right: Array, rows: Array, chosen: Array) -> dict[str, NDArray[np.float64]]:
-    """Return the metrics that follow from counts of classes, NaN where there is none.
+    """Return the metrics that follow from counts of classes, NaN where undefined.
 
-    `right`, `rows`, `chosen`: [.., classes], how many rows of a class are found, have it, and are taken for it. `f1`:
-    with two classes that of class 1. `f1_macro`: the mean over classes that some row has or that is predicted for one.
-    `balanced_accuracy`: the mean recall over classes that some row has.
+    `right`, `rows`, `chosen`: [.., classes], how many rows of a class are predicted correctly, are of it, and are
+    predicted as it. `f1`: with two classes that of class 1. `f1_macro`: the mean over classes that some row has or that
+    is predicted for one. `balanced_accuracy`: the mean recall over classes that some row has.
     """
     has, there = rows > 0, rows + chosen > 0
     f1, recall = _f1(right, rows, chosen), right / np.maximum(rows, 1)
@@ -160,7 +160,7 @@ def tables_of_counts(
 ) -> dict[str, Any]:
     """Return `by_class`, a mapping a class; `confusion`, of not too many classes; and `reliability`, a mapping a bin.
 
-    A class's precision is None where it is predicted for no row, its recall where it has no row, its F1 where neither.
+    A class has precision None where it is predicted for no row, recall None where it has no row, F1 None where neither.
     Bins without rows are left out.
     """
     named = list(names) if len(names) == len(counts) else [str(number) for number in range(len(counts))]
@@ -274,7 +274,6 @@ def judged(
     """Return `rows`; `figures`, each with `value`, `low` and `high`; `baseline`; and of classes their tables.
 
     The calibration error has a `value` alone.
-
     `outputs`: [rows, outputs], as the model has them; `y`: int64[rows] of classes, numbers [rows, outputs], or masks
     [rows, positions, 2], of which figures are over all positions that count. `names`: of the classes; None leaves their
     tables out. `together`: whom rows are about. `baseline`: the accuracy of the commonest class here, or the squared
@@ -342,7 +341,7 @@ def of_counts(counts: NDArray[np.int64]) -> dict[str, tuple[float, float]]:
 def best_threshold(outputs: Array, y: Array, loss: str) -> float | None:
     """Return from which probability on a row is best taken for class 1, by balanced accuracy; None but for two classes.
 
-    It is the highest of several (Youden, 1950). Where rows lack a class, or the model diverged, there is none.
+    It is the highest of several (Youden, 1950). Where rows lack a class, or the model diverged, it returns None.
     """
     if outputs.shape[1] > 2 or not rankings(outputs, y, loss):
         return None

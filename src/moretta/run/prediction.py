@@ -54,12 +54,11 @@ def predict(
 
     Of a model that predicts masks a .npz file takes the place of the .csv: `prediction` has each position's class,
     int64[rows, *mask], and `id` the rows' names where they have any. The .npy has [rows, *mask, classes].
-    Of a run on images, `rows` is a folder of them, or a table beside them
-    that names their files. A table has the columns of the training data (its target may be there
-    or not), an .npz file an array `x`, or `x.ids`, `x.mask` and so on where a sample has several, and perhaps `id`.
-    Rows of a table with a cell that is not as its schema says are left out, as long as others remain: a .csv then has
-    ids or the numbers of the others, and a .npy NaN in their place.
-    What is absent is filled in as in training, by what the training rows had, so that no prediction depends on the
+    Of a run on images, `rows` is a folder of them, or a table beside them that names their files. A table has the
+    columns of the training data (its target may be there or not), an .npz file an array `x`, or `x.ids`, `x.mask` and
+    so on where a sample has several, and perhaps `id`. Rows of a table with a cell that is not as its schema says are
+    left out, as long as others remain: a .csv then has ids or the numbers of the others, and a .npy NaN in their place.
+    Absent values are filled in as in training, by what the training rows had, so that no prediction depends on the
     file's other rows. The released model gives exact predictions; it is the one that silos hold. `form`: the fields of
     `Format` in which a .csv file is written otherwise than the run's own. `mapping`: what becomes of a table's columns
     before the schema reads them; rows that do not fit it are left out too.
@@ -217,7 +216,7 @@ def _write(out: Path, outputs: Array, rows: Rows, named: str, model: TrainedMode
 
 
 def _are_predictions(there: Path, tables: Sequence[Path]) -> bool:
-    """Return whether a file has the header or the arrays that `_write` gives it, and is none of the tables."""
+    """Return whether a file has the header or the arrays that `_write` gives it, and is not one of the tables."""
     if there.suffix.lower() == ".npy":  # no rows are read from such a file
         return True
     if there.suffix.lower() == ".npz":

@@ -243,7 +243,7 @@ PHASES = ("perturbation", "preparation", "local_forward", "local_backward", "agg
 SCALED = "scaled_loss"  # in the place of "loss" where it is of targets brought to scale
 
 Line = dict[str, Any]
-"""What is kept of one round: a line of ``history.jsonl``."""
+"""The record of one round: a line of ``history.jsonl``."""
 
 
 def _tags(*groups: Iterable[type[Message]]) -> frozenset[str]:

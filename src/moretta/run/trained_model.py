@@ -54,7 +54,7 @@ class TrainedModel(nn.Module):
     """A network behind all that its run agreed on: what is filled in, scales, and the encoders of a table.
 
     As a module it takes a tensor of rows as the silos have them, nothing scaled or filled in, NaN where a value is
-    absent, and returns outputs, [rows, outputs], in the targets' own units; a row that cannot be has NaN. Of a table it
+    absent. It returns outputs, [rows, outputs], in the targets' own units; an impossible row has NaN. Of a table it
     takes coded rows too (`read_table(..).coded`); where a sample has several arrays it takes them by keyword. It is in
     eval mode.
 

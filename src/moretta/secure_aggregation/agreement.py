@@ -142,7 +142,7 @@ class Agreement:
     def seals(self) -> Mapping[str, AESSIV]:
         """What seals shares for each neighbour.
 
-        AES-SIV (RFC 5297) needs no nonce, as a server that chooses what is asked could make two of them equal.
+        AES-SIV (RFC 5297) needs no nonce, as a server that chooses the asks could make two of them equal.
         """
         return {name: _seal(seed, self.me, name) for name, seed in self.extracted.items()}
 

@@ -103,7 +103,7 @@ class Rules:
         playing = self.participation
         if playing is not None and (strangers := sorted(set(cohort).difference(playing.of_round(stamp.round)))):
             raise PeerError(
-                f"{stamp}: expected a sum of silos that play this round, as seed and participation have it, got also "
+                f"{stamp}: expected a sum of silos that take part in this round, by seed and participation, got also "
                 f"{strangers!r:.200}"
             )
 

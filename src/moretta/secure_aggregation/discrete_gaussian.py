@@ -15,13 +15,13 @@ so it lies within s sqrt(2 pi) (1 +- e), with e < 2.1 exp(-16 pi^2) < 1e-67 wher
          the mean is proportional to g_s(n). So P(n) is that of N_Z(s^2) within the same two factors.
 
 **What (C) proves.** A mechanism that adds N_Z(s^2) to each of d whole numbers is, within a factor exp(2.1 d e) for
-every outcome, one that adds N(0, s^2 - 8) and then works on the sum alone, in the same way whatever the numbers are:
-adding a whole number to them adds it to y and to n. Whatever holds for the Gaussian mechanism of variance s^2 - 8 under
-any sampling of rows, its privacy-loss distribution too, therefore holds for this one, with an epsilon that is larger by
-at most 4.2 d e a release: less than 1e-40 for every possible run. By (B) the same holds for the sum of the
+every outcome, one that adds N(0, s^2 - 8) and then works on the sum alone. It works in the same way whatever the
+numbers are: adding a whole number to them adds it to y and to n. Whatever holds for the Gaussian mechanism of variance
+s^2 - 8 under any sampling of rows, its privacy-loss distribution too, therefore holds for this one. Its epsilon is
+larger by at most 4.2 d e a release: less than 1e-40 for every possible run. By (B) the same holds for the sum of the
 noises of k silos, each of variance s^2 >= 16, as of variance k s^2 - 8 (Kairouz, Liu, Steinke, ICML 2021, bound such
-sums in the same way). (C) is wrong of a Skellam, which is closed under sums but has heavier tails; what its
-Renyi bounds would cost was measured (docs/differential-privacy.md).
+sums in the same way). (C) is wrong of a Skellam, which is closed under sums but has heavier tails; what its Renyi
+bounds would cost was measured (docs/differential-privacy.md).
 
 **How numbers are drawn.** A table has P(|X| <= n) of N_Z(s^2) to 256 bits. 32 bits of the keystream are a sign and 31
 bits of a uniform number; in the rare draw that these do not decide, 256 further bits do. Larger deviations are sums X_0

@@ -8,12 +8,12 @@ error of at most K / (2 * 2^f N).
 
     2^f W limit (1 + 2^-53) + K / 2 < 2^(b - 1)
 
-so the sum of K rounded entries cannot wrap: W limit bounds sum_k N_k |x_k|, the factor covers the rounding of the
-float64 product N_k x (exact below 53 bits, the most that float64 can hold), and K / 2 the rounding to integers. f may
-be negative. As f is the largest, no ring elements read as a sum above 2^(b - 1) / 2^f, at most twice W limit (and K /
-2^f of rounding): one silo that deviates can move a sum no further. Nearly the full ring is used: 2^f W limit is at
-least a quarter of it, so with N near W a mean's step is about limit / 2^(b - 2). W itself is summed too; where it does
-not fit the ring there is no headroom.
+so the sum of K rounded entries cannot wrap. Here W limit bounds sum_k N_k |x_k|, the factor covers the rounding of the
+float64 product N_k x (exact below 53 bits, the most that float64 can hold), and K / 2 the rounding to integers. The
+exponent f may be negative. As f is the largest, no ring elements read as a sum above 2^(b - 1) / 2^f, at most twice W
+limit (and K / 2^f of rounding): one silo that deviates can move a sum no further. Nearly the full ring is used: 2^f W
+limit is at least a quarter of it, so with N near W a mean's step is about limit / 2^(b - 2). W itself is summed too;
+where it does not fit the ring there is no headroom.
 
 This serves the small ring too: (N_k / N_max) x with N_max = 2^p and p more fraction bits is the same integer. Only raw
 counts as weights, with f fixed beforehand, would leave no room.
@@ -207,9 +207,9 @@ def plan(ring: Ring, parties: int, shapes: Shapes, limits: Mapping[str, float], 
 class Range:
     """What a silo demands of encodings before it looks at its values: by a refusal a server learns about them.
 
-    limit: of the settings. one_weight: whether all sums of rounds have one total weight, as they do where who plays is
-    known beforehand. A server that chose a narrower range, or another total weight each time, would find a silo's
-    largest value, or its weight, by what is refused.
+    limit: of the settings. one_weight: whether all sums of rounds have one total weight, as they do where it is known
+    beforehand who takes part. A server that chose a narrower range, or another total weight each time, would find a
+    silo's largest value, or its weight, by what is refused.
     """
 
     def __init__(self, limit: float, *, one_weight: bool) -> None:

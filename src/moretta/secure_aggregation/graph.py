@@ -151,8 +151,7 @@ def neighbourhoods(names: Iterable[str], degree: int | None, seed: bytes) -> dic
     """Return each silo's neighbours, without itself; the same for every order of the names.
 
     `names`: all different. `degree`: of a plan; None, or at least the number of other silos, for the complete graph.
-    `seed`: 32 public bytes that nobody chose: the digest of the cohort's names, fresh keys and parts of the graph's
-    seed.
+    `seed`: 32 public bytes that nobody chose, the digest of the cohort's names, fresh keys and parts of its seed.
 
     Every party computes the graph, so the server cannot dictate it. The last to speak cannot choose it either, as the
     parts of its seed are committed to before keys are seen (`moretta.secure_aggregation.graph`). A server can make

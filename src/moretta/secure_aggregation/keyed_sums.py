@@ -72,7 +72,7 @@ Answer = Callable[[Any], Message]
 
 @dataclass(frozen=True)
 class Scheme:
-    """What is a scheme's own.
+    """The parts that a scheme brings of its own.
 
     `upload`: what silos send. `opens`: the messages by which the server opens a sum.
     `early`: the error of one of those before there is an upload.
@@ -161,11 +161,11 @@ class KeyedContributor:
         `asked`: what this answers (`moretta.secure_aggregation.sums`). `least`: what every entry's limit must be at
         least; None is the limit of the settings. `origin`: of this upload's secrets; None is the contributor's own.
         `noise`: what of the noise in `tensors` may be taken off again; None where nothing may.
-        Raises `moretta.errors.RangeError` for a value that is not finite or out of range; nothing is sent then,
+        Raises `moretta.errors.RangeError` for a value that is not finite or out of range; nothing is sent then. Raises
         `moretta.errors.PeerError` for an encoding of a narrower range (`moretta.secure_aggregation.encoding.Range`) or
-        of other tensors, `moretta.errors.SumSpent` where the silo has helped to open another sum of this round,
-        `moretta.errors.MisuseError` for a second upload under the same stamp and name, and for a blind where the scheme
-        has no ring to hide in, and `moretta.errors.ParameterError` for additive shares of 2 GiB or more.
+        of other tensors, and `moretta.errors.SumSpent` where the silo has helped to open another sum of this round.
+        Raises `moretta.errors.MisuseError` for a second upload under the same stamp and name, and for a blind where the
+        scheme has no ring to hide in, and `moretta.errors.ParameterError` for additive shares of 2 GiB or more.
         """
         agreement, labels = self._keys.agreed
         self.check(stamp, asked)

@@ -6,9 +6,9 @@ failed, or because it wants to subtract. A silo cannot tell these apart, so it t
 round and take it helps to open one sum, over one set S of survivors, once in its life.
 
 **What a silo keeps** for each (run, what is summed, round): the highest take that it was bound in, SHA-256 of what was
-asked (`moretta.secure_aggregation.sums`) and of what was sent to it alone, S, and whether it gave shares. What is
-summed is "" for the upload of a round; statistics and scores have names, belong to no round, and are of all rows. The
-silo also keeps what it answers before it uploads (cross-entropy under PBPFL), without an S: in a take it answers one
+asked (`moretta.secure_aggregation.sums`) and of what was sent to it alone, S, and whether it gave shares. A sum's name
+is "" for the upload of a round; statistics and scores have names, belong to no round, and are of all rows. The silo
+also keeps what it answers before it uploads (cross-entropy under PBPFL), without an S: in a take it answers one
 question. In a run of a CGD group, the run id has the group's name in it.
 
 **States** of one such sum:
@@ -17,10 +17,10 @@ question. In a run of a CGD group, the run id has the group's name in it.
     BOUND    the silo has said who is in it: with a roster by its signature of S, without one by giving shares
     GIVEN    shares may have been sent
 
-**What is asked** relates in one of four ways to what was kept: a LOWER take; the SAME take, digest and (once known) S;
-the same take but OTHER than that; or a HIGHER take. Where all rows are used (a batch of more than half of them, local
-epochs), all takes have the same rows, so any further take is OTHER too. What is summed once a run (statistics, scores)
-is the SAME over the same S alone. One of them may stand `beside` another: then both are over one S in a run, as their
+**An ask** relates in one of four ways to what was kept: a LOWER take; the SAME take, digest and (once known) S; the
+same take but OTHER than that; or a HIGHER take. Where all rows are used (a batch of more than half of them, local
+epochs), all takes have the same rows, so any further take is OTHER too. A sum once a run (statistics, scores) is the
+SAME over the same S alone. One of them may stand `beside` another: then both are over one S in a run, as their
 difference would be of the silos that one of them lacks.
 
 `TABLE` has all moves. Any other move raises `moretta.errors.SumSpent`, changes nothing, and costs no silo the round:
@@ -125,7 +125,7 @@ class State(Enum):
 
 
 class Relation(Enum):
-    """How what is asked relates to what the silo has helped to open."""
+    """How an ask relates to what the silo has helped to open."""
 
     LOWER = auto()
     SAME = auto()
@@ -160,12 +160,12 @@ TABLE: Mapping[tuple[State, Relation, Event], State] = {
     (State.GIVEN, Relation.HIGHER, Event.BINDS): State.BOUND,
     (State.GIVEN, Relation.HIGHER, Event.GIVES): State.GIVEN,
 }
-"""The next state, by the state, the relation of what is asked to it, and what the silo is about to do."""
+"""The next state, by the state, the relation of the ask to it, and what the silo is about to do."""
 
 
 @dataclass(frozen=True)
 class Helped:
-    """What is kept of one sum. survivors: empty where a loss of power has lost them."""
+    """The record of one sum. survivors: empty where a loss of power has lost them."""
 
     state: State
     take: int
@@ -295,7 +295,7 @@ class HelpedSums:
             if any(0 < len(more) < self._apart for more in (now - earlier, earlier - now)):
                 raise PeerError(
                     f"expected a sum over the same silos as before, or over sets that differ by {self._apart} or more "
-                    f"on each side they differ on ([privacy] apart = {self._apart}); wait for the silos that are away, "
+                    f"on each side that differs ([privacy] apart = {self._apart}); wait for the silos that are away, "
                     "or lower it at each site"
                 )
 

@@ -96,7 +96,7 @@ def weights_at_zero(points: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _weights_at(place: int, points: tuple[int, ...]) -> tuple[int, ...]:
-    """Return Lagrange's weights at a place for different points, of which it is none."""
+    """Return Lagrange's weights at a place for different points, itself not among them."""
     product = 1
     for x in points:
         product = product * (place - x) % PRIME

@@ -10,8 +10,8 @@
       AskHistogram(what, low, high)       -->         (of columns whose median is wanted)
                                           <--  upload of how many values are in each of 64 bins
 
-The server learns the number of rows of all silos together, and each column's mean and standard deviation over them, and
-where values may be absent how many are there; of a column whose median is wanted it learns a histogram. The silos learn
+The server learns the number of rows of all silos together, each column's mean and standard deviation over them, and
+where values may be absent how many are there. Of a column whose median is wanted it learns a histogram. The silos learn
 the mean from the second ask. With the scheme ``none`` the server sees each silo's.
 
 **Wide integers.** Columns may have any scale, and the server must not know a silo's scale to choose a range. So a

@@ -157,7 +157,7 @@ def to_leave_out(unopened: Mapping[str, Collection[str]]) -> dict[str, Missing]:
         others = sorted({name for pair in mine for name in pair} - {worst})
         left_out[worst] = Missing(
             Reason.MALFORMED,
-            f"a share sealed between it and {others!r:.200} did not open; it is left out, though it cannot be told "
+            f"a share sealed between it and {others!r:.200} did not open; it is left out, though nobody can tell "
             "who of them is at fault",
         )
         pairs -= mine
@@ -165,7 +165,7 @@ def to_leave_out(unopened: Mapping[str, Collection[str]]) -> dict[str, Missing]:
 
 
 def stamp_of(ask: Asks) -> Stamp:
-    """Return the stamp of what is asked in a sum, the same for all silos."""
+    """Return the stamp of a sum's asks, the same for all silos."""
     return next(iter(ask.values())).stamp if isinstance(ask, Mapping) else ask.stamp
 
 
@@ -222,8 +222,8 @@ class Query:
     `digest`: 32 bytes. `once`: the name of what is summed once a run; empty for the upload of a round. `whole`: whether
     the upload is of the same rows in every take of the round. `lasting`: whether it depends on rows alone, and so is
     the same in every run. `beside`: the name of another sum of the same rows, which has to be over the same silos in
-    this run. `own`: a digest of what was sent to this silo alone and its upload depends on; empty where there is none,
-    or while it is not known. It differs between silos, so no label has it; the silo keeps it.
+    this run. `own`: a digest of what was sent to this silo alone and its upload depends on; empty where nothing was, or
+    while it is not known. It differs between silos, so no label has it; the silo keeps it.
     """
 
     digest: bytes

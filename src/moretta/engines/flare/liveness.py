@@ -21,7 +21,7 @@ AGAIN = 0.5  # seconds from one attempt to reach a site that is gone to the next
 LATER = 10.0  # the same for one that refused, and may be mended, and the most for one that answers nothing
 
 Send = Callable[[Mapping[str, bytes], float, bool], Iterable[tuple[str, "bytes | memoryview | Missing"]]]
-"""Sends each silo its bytes, waits so many seconds for all replies, and yields each one's or why there is none.
+"""Sends each silo its bytes, waits so many seconds for all replies, and yields each one's reply or why it is missing.
 
 Long ones are yielded as they come, so that one is opened, and laid into a file, while others are on their way. Its
 last argument: whether bytes may be long, there or back."""
@@ -33,13 +33,12 @@ ABSENT = "was not connected when the job began; it takes part in the next one"
 
 @dataclass
 class RemoteSite:
-    """What is known of a site.
+    """The state of a site, as the server knows it.
 
     `process_id`: None until it has answered; `last`: the last one that was known. `fresh`: whether that process has
     replaced an earlier one in the run and has done nothing yet. `refusal`: why it takes no part. `gone`: why it is not
-    there.
-    `tried`: when it was last greeted. `pause`: seconds until it is greeted again. `overdue`: the number of the work
-    that it was late with, 0 for none.
+    there. `tried`: when it was last greeted. `pause`: seconds until it is greeted again. `overdue`: the number of the
+    work that it was late with, 0 for none.
     """
 
     process_id: str | None = None
@@ -62,7 +61,7 @@ class RemoteSite:
         return why
 
     def note(self, name: str, reply: tuple[wire.Reply, Bytes] | Missing, process_id: str) -> bool:
-        """Note what came of a greeting; return whether another process of it than before has come."""
+        """Note a greeting's outcome; return whether another process of the site than before has come."""
         self.tried = time.monotonic()
         match reply:
             case Missing(Reason.REFUSED):

@@ -66,7 +66,7 @@ def _reply(
 
 
 def _seal(mine: X25519PrivateKey, theirs: str, hello: wire.Hello, process_id: str) -> AESGCM:
-    """Return the cipher of a site's answers in a session. Raises `moretta.errors.PeerError` for a key that is none."""
+    """Return the cipher of a site's answers in a session. Raises `moretta.errors.PeerError` for an invalid key."""
     try:
         shared = mine.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(theirs)))
     except ValueError:
@@ -289,7 +289,7 @@ def _record(folder: Path, hello: wire.Hello) -> None:
         kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"session": -1, "key": ""}
         highest, key = int(kept["session"]), str(kept["key"])
     except (OSError, ValueError, KeyError, TypeError):
-        raise PeerError("it cannot be told from a replayed one: the record of the run's sessions is damaged") from None
+        raise PeerError("it may be a replayed one: the record of the run's sessions is damaged") from None
     if hello.session < highest:
         raise PeerError(
             f"it is of session {hello.session} of the run, and session {highest} has begun: it was replayed"

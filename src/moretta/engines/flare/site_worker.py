@@ -45,13 +45,13 @@ class HostedSilo(Protocol):
     timed: bool
 
     def enter(self, hello: wire.Hello) -> tuple[Client, Codec]:
-        """Take up a run where it stands. Raises `moretta.errors.MorettaError` to refuse it."""
+        """Join a run where it stands. Raises `moretta.errors.MorettaError` to refuse it."""
 
     def refused(self, error: BaseException) -> bool:
         """Count an answer that was refused. Return whether the silo takes no part any more."""
 
     def answered(self, client: Client, asked: Message, answer: Message | None) -> None:
-        """Note an answer that is about to be given, or that there is none."""
+        """Note an answer that is about to be given, or its absence."""
 
     def keep(self, client: Client, round: int) -> None:
         """Keep the role's state as of the end of a round."""
@@ -99,7 +99,7 @@ class SiteWorker:
     def answer(self, data: object, limit: int | None = None) -> bytes:
         """Return the reply to a request. Raises nothing, whatever the bytes are.
 
-        limit: the most bytes of the reply's body; work that comes to more is to be polled for by a stream.
+        limit: the most bytes of the reply's body; larger work is to be polled for by a stream.
         """
         try:
             request, envelope = wire.request_of(data, LARGEST if self._silo is None else self._silo.largest)
@@ -279,7 +279,7 @@ def _failed(reason: str, error: object) -> wire.Failed:
 
 
 def _unfit(error: BaseException, what: str) -> str:
-    """Return what a server is told of an error, and log the error, both under a new ticket."""
+    """Return what the server receives of an error, and log the error, both under a new ticket."""
     ticket = secrets.token_hex(4)
     known = isinstance(error, MorettaError)
     log.error("%s (ticket %s): %s", what, ticket, with_notes(error) if known else repr(error), exc_info=not known)

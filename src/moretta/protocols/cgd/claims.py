@@ -188,8 +188,7 @@ ALIGNMENT = (
     ),
     aligned("ids").says(
         "can learn whether a partner has ids for which it has no rows itself, if it lists them against the protocol. "
-        "It tests as many as its list is long, which only the size of a message bounds, once a run; another run tests "
-        "others",
+        "It tests as many as its list is long, once a run, bounded by a message’s size alone; another run tests others",
         rests_on=DERIVED,
     ),
     aligned("traffic").says(

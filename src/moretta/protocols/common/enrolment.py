@@ -120,7 +120,6 @@ class SiloRows:
         augment: how inputs, images, are varied at each use (`varied`); empty: not.
         passes: how those of a batch pass through a model.
         frozen: the parts of the model that the server sends which are not trained.
-
     """
 
     def __init__(
@@ -237,8 +236,8 @@ class Enrolment:
 
     `setting`: of the run. `columns`: how they are to be prepared. `batch_size`: 0 for all of a silo's rows.
     `statistics`: the closed list of those that it asks for, and its silos give. `comparison`: of silos' rows with the
-    server's test rows, where it knows whom those are about.
-    `sends_model`: whether rounds send the model, of which what is frozen then travels in the set-up alone.
+    server's test rows, where it knows whom those are about. `sends_model`: whether rounds send the model, of which what
+    is frozen then travels in the set-up alone.
     `figures`: of the score that is asked for at the end, none for no score. `most_weight`: of the cohort, an upper
     bound of the rows that a round uses.
     """

@@ -38,10 +38,9 @@ class Entry:
     set-up, all others as uploads. `claims`: the module whose CLAIMS say who learns what. `commands`: adds its own
     commands to the shell. `edge`: the module that plays a silo in a process that only runs the model forward
     (`moretta.protocols.baffle.edge_client`), if any. `leaves`: says what a silo's role leaves at its site alone
-    (`moretta.protocols.common.roles.Left`).
-    `baseline`: other protocols are compared with it. `pooled`: one party has all rows, and nothing is summed.
-    `summed`: uploads go through the secure sum. `grids`: silos may hold different columns of the same rows.
-    `simulations`: the engines that play all its silos in one process, without messages.
+    (`moretta.protocols.common.roles.Left`). `baseline`: other protocols are compared with it. `pooled`: one party has
+    all rows, and nothing is summed. `summed`: uploads go through the secure sum. `grids`: silos may hold different
+    columns of the same rows. `simulations`: the engines that play all its silos in one process, without messages.
     `many_machines`: silos may be remote. `takes_all`: every silo takes part in every round.
     `ring_bits`: the smallest ring that its sums allow. `seeded_start`: silos compute the point that they start from, so
     it follows from the training seed. `forward_only`: no silo takes a gradient. `judged_by`: where silos have models of

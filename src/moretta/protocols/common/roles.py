@@ -37,8 +37,8 @@ class Roles:
     silo's own under its name. `displacement`: D of confined models, taken as a model of its own. `scores`: the scores
     that participants in this process have read, where the server does not read them. `warnings`: sentences for anyone
     who runs this about who takes part. `accountant`: where silos add noise. `counted`: what a look before training has
-    counted at all silos.
-    `gather`, `spread`: where clients run in other processes, bring the clients here to those states, and back.
+    counted at all silos. `gather`, `spread`: where clients run in other processes, bring the clients here to those
+    states, and back.
     """
 
     server: Server

@@ -125,10 +125,9 @@ class LayerBlock:
 class Rule:
     """How many moves blocks have, and how linear layers move.
 
-    `k`: about how many, by patterns of blocks' names, of which the first that fits counts. Without patterns 4 a channel
-    up to 64 of convolutions, 2 up to 32 of normalisations, m + n of linear layers, 16 of others. The squares of
-    estimates are then some 10 to 40 times the gradient's, for networks of usual widths. `linear`: "scalars" or
-    "activations".
+    `k`: about how many, by patterns of blocks' names, the first that fits. Without patterns 4 a channel up to 64 of
+    convolutions, 2 up to 32 of normalisations, m + n of linear layers, 16 of others. The squares of estimates are then
+    some 10 to 40 times the gradient's, for networks of usual widths. `linear`: "scalars" or "activations".
     """
 
     k: tuple[tuple[str, int], ...] = ()

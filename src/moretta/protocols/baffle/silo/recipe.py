@@ -97,8 +97,7 @@ class Recipe:
     alone: local_epochs; rates, the learning rate of each round; adam, whether steps are Adam's, of these betas, else
     SGD's; weight_decay; clip_norm, the largest norm of a step's gradient, 0 for any. `rule`: of blocks of layers that
     move one after the other; None where all parameters move at once. `checkpoint_minutes`: None keeps nothing within a
-    round. `blocks`: of the model, once it is known;
-    `most` is then how many moves a round has.
+    round. `blocks`: of the model, once it is known; `most` is then how many moves a round has.
     """
 
     form: Form
