@@ -157,10 +157,7 @@ def build(
     if not isinstance(model, nn.Module):
         raise ParameterError(f'"{source}" must return a torch.nn.Module, got {type(model).__name__}')
     from moretta.models.checks import check_weights
-    from moretta.models.hooks import (
-        gives_one_tensor,
-        takes_packed,  # these need torch
-    )
+    from moretta.models.hooks import gives_one_tensor, takes_packed  # these need torch
 
     check_weights(model)
     return gives_one_tensor(takes_packed(model, layout), output)

@@ -1,5 +1,4 @@
-"""A look at the rows of a run file, of a federation on one machine, or of one file; no model is built, without
-torch."""
+"""A look at the rows of a run file, of a federation on one machine, or of one file, without a model or torch."""
 
 from __future__ import annotations
 
