@@ -410,6 +410,7 @@ def test_probabilities_as_targets_train_are_reported_by_their_loss_and_predicted
     assert call("predict", "out", "--data", "rows.npz", "--out", "said.csv").code == 0
     said = np.loadtxt("said.csv", delimiter=",", skiprows=1)
     np.testing.assert_allclose(said.sum(axis=1), 1.0)
-    np.testing.assert_allclose(moretta.load("out").predict(x), said, rtol=1e-6)
+    probabilities: Any = moretta.load("out").predict(x)
+    np.testing.assert_allclose(probabilities, said, rtol=1e-6)
     judged = json.loads(call("evaluate", "out", "--data", "rows.npz", "--json").out)
     assert judged["figures"]["mse"]["value"] == pytest.approx(np.square(said - y).mean())
