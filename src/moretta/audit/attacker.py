@@ -71,7 +71,7 @@ class AttackOrigin:
 
     def _start(self) -> socket.socket:
         line, far = map(self._held.enter_context, socket.socketpair())
-        words = [str(far.fileno()), *dict.fromkeys(str(one.parent) for one in packages().values())]
+        words = [str(far.fileno()), *dict.fromkeys(str(path.parent) for path in packages().values())]
         process = subprocess.Popen(
             command(*PROGRAM, *words),
             stdin=subprocess.DEVNULL,
@@ -93,7 +93,7 @@ class AttackOrigin:
         with open(read, "rb", buffering=0) as status, open(write, "wb", buffering=0) as far:
             with self._lock:
                 self._line = self._line or self._start()
-                socket.send_fds(self._line, [b"-"], [*(one.fileno() for one in files), write])
+                socket.send_fds(self._line, [b"-"], [*(file.fileno() for file in files), write])
             far.close()
             until = time.monotonic() + seconds
             number = _number(status, until)
@@ -126,10 +126,10 @@ def claim_of(attack: Attack, case: Case, seconds: float, origin: AttackOrigin) -
     file = "" if by_name else _file(attack.module)
     header = json.dumps({"module": attack.module, "function": attack.attack.__name__, "file": file}).encode()
     with contextlib.ExitStack() as stack:
-        given, out, errors = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
-        given.write(len(header).to_bytes(8, "little") + header + case.pack())
-        given.seek(0)
-        code = origin.play((given, out, errors), seconds)
+        request, out, errors = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+        request.write(len(header).to_bytes(8, "little") + header + case.pack())
+        request.seek(0)
+        code = origin.play((request, out, errors), seconds)
         if code is None:
             raise AttackFailed(f"it had not ended after {seconds:.0f} s")
         out.seek(0)
@@ -155,7 +155,7 @@ def main() -> None:
     The others are where packages lie that add protocols or attacks.
     """
     line = socket.socket(fileno=int(sys.argv[1]))
-    sys.path += [one for one in sys.argv[2:] if one not in sys.path]
+    sys.path += [path for path in sys.argv[2:] if path not in sys.path]
     import moretta.audit.evidence.case
     import moretta.models.catalogue  # noqa: F401  # so that no attack has to import PyTorch
 
@@ -168,16 +168,16 @@ def main() -> None:
             os.close(descriptor)
 
 
-def _wait(given: int, out: int, errors: int, status: int) -> NoReturn:
+def _wait(request: int, out: int, errors: int, status: int) -> NoReturn:
     """Fork an attack, and say what its number is and how it ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     number = os.fork()
     if not number:
         os.setsid()
         os.write(status, _NUMBER.pack(os.getpid()))
-        for descriptor, at in ((given, 0), (out, 1), (errors, 2)):
+        for descriptor, at in ((request, 0), (out, 1), (errors, 2)):
             os.dup2(descriptor, at)
-        for descriptor in (given, out, errors, status):
+        for descriptor in (request, out, errors, status):
             os.close(descriptor)
         _attack()
     os.write(status, _NUMBER.pack(os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])))

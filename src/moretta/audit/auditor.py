@@ -43,8 +43,8 @@ def all_attacks() -> Sequence[Attack]:
     They are those that modules below `moretta.audit.attacks` define, and those in modules that entry points of the
     group ``moretta.attacks`` name.
     """
-    names = [found.name for found in pkgutil.walk_packages(attacks.__path__, f"{attacks.__name__}.") if not found.ispkg]
-    defined = [one for name in names for one in vars(importlib.import_module(name)).values() if isinstance(one, Attack)]
+    names = [info.name for info in pkgutil.walk_packages(attacks.__path__, f"{attacks.__name__}.") if not info.ispkg]
+    defined = [var for name in names for var in vars(importlib.import_module(name)).values() if isinstance(var, Attack)]
     by_name = added(ATTACKS, {attack.name: attack for attack in defined}, Attack)
     return sorted(by_name.values(), key=lambda attack: (ORDER.index(attack.role), attack.name))
 
@@ -61,16 +61,16 @@ def why_not(attack: Attack, run: PublicRun) -> str:
 def switched_off(run: PublicRun) -> dict[str, list[str]]:
     """Return by key which attacks could be tried on a run without that setting, of those that are off by default."""
     fields = ENTRIES[run.protocol].settings_class().model_fields.items()
-    off = {one.alias or name for name, one in fields if not one.is_required() and not one.get_default()}
-    missed = [one for one in all_attacks() if run.protocol in one.protocols and why_not(one, run)]
-    found = dict[str, list[str]]()
+    off = {field.alias or name for name, field in fields if not field.is_required() and not field.get_default()}
+    missed = [attack for attack in all_attacks() if run.protocol in attack.protocols and why_not(attack, run)]
+    missed_by_key = dict[str, list[str]]()
     for section in ("protocol", "data"):
         kept = run.settings.get(section, {})
         for key in (key for key, value in kept.items() if value and key in (*off, "augment")):
             without = replace(run, settings={**run.settings, section: {**kept, key: None}})
-            if names := [one.name for one in missed if not why_not(one, without)]:
-                found[key] = names
-    return found
+            if names := [attack.name for attack in missed if not why_not(attack, without)]:
+                missed_by_key[key] = names
+    return missed_by_key
 
 
 SECONDS = 120.0  # that an attack may take
@@ -101,23 +101,23 @@ class Audit:
 
         Raises ParameterError for the name of no attack on this run's protocol.
         """
-        scores = {one["attack"]: float(one["score"]) for one in self.attacks}
-        missed = {one["attack"]: one["because"] for one in self.record["not_run"]}
-        said = {}
+        scores = {line["attack"]: float(line["score"]) for line in self.attacks}
+        missed = {line["attack"]: line["because"] for line in self.record["not_run"]}
+        exceeded = {}
         for name, limit in limits.items():
             if name in missed:
-                said[name] = f"{name} came to no score: {missed[name]}"
+                exceeded[name] = f"{name} came to no score: {missed[name]}"
             elif name not in scores:
                 raise _not_tried(name, scores, ())
             elif scores[name] > limit:
-                said[name] = f"{name} scores {scores[name]:.4g}, above {limit:g}"
-        return said
+                exceeded[name] = f"{name} scores {scores[name]:.4g}, above {limit:g}"
+        return exceeded
 
 
 def _not_tried(name: str, tried: Iterable[str], missed: Iterable[Mapping[str, str]]) -> ParameterError:
-    told = next((one["because"] for one in missed if one["attack"] == name), None)
+    reason = next((entry["because"] for entry in missed if entry["attack"] == name), None)
     others = f"the attacks on this run are {', '.join(tried)}" if tried else "no attack is"
-    why = f"it is not: {told}" if told else others
+    why = f"it is not: {reason}" if reason else others
     return ParameterError(f"{name} is given a limit: expected an attack that is tried on this run; {why}")
 
 
@@ -209,20 +209,20 @@ def _attacked(
         pending: dict[Future[tuple[Claim, float]], tuple[Attack, Given]] = {}
         for attack in ready:
             try:
-                given = attack.given(truth)
+                inputs = attack.given(truth)
             except Exception as error:  # noqa: BLE001
                 yield attack, _said(error)
             else:
-                pending[pool.submit(_run, attack, given, truth, thorough, origin)] = (attack, given)
+                pending[pool.submit(_run, attack, inputs, truth, thorough, origin)] = (attack, inputs)
         before = len(ready) - len(pending)
         for ended, future in enumerate(as_completed(pending), before + 1):
-            attack, given = pending[future]
+            attack, inputs = pending[future]
             try:
                 claim, seconds = future.result()
                 finding = attack.score(claim, truth)
                 if not np.isfinite([finding.score, finding.chance, *finding.interval]).all():  # limits compare them
                     raise AttackFailed("it came to no finite score")
-                came_to: Done | str = (_line(attack, given, finding, seconds), finding.pictures)
+                came_to: Done | str = (_line(attack, inputs, finding, seconds), finding.pictures)
             except Exception as error:  # noqa: BLE001
                 came_to = _said(error)
             yield attack, came_to
@@ -233,8 +233,8 @@ def _attacked(
         origin.close()
 
 
-def _run(attack: Attack, given: Given, truth: Truth, thorough: bool, origin: AttackOrigin) -> tuple[Claim, float]:
-    case = truth.case(given.views, given.arrays, thorough=thorough)
+def _run(attack: Attack, inputs: Given, truth: Truth, thorough: bool, origin: AttackOrigin) -> tuple[Claim, float]:
+    case = truth.case(inputs.views, inputs.arrays, thorough=thorough)
     began = time.perf_counter()
     claim = claim_of(attack, case, SECONDS_THOROUGH if thorough else SECONDS, origin)
     return claim, time.perf_counter() - began
@@ -244,8 +244,8 @@ def _said(error: Exception) -> str:
     """Return why an attack came to nothing: one of our errors as it is, any other with its class."""
     if isinstance(error, AttackFailed | MorettaError):
         return str(error)
-    said = str(error).partition("\n")[0]
-    return f"it ended with {type(error).__name__}{f': {said:.300}' if said else ''}"
+    text = str(error).partition("\n")[0]
+    return f"it ended with {type(error).__name__}{f': {text:.300}' if text else ''}"
 
 
 def _check_background(background: tuple[Array, Array], truth: Truth) -> None:
@@ -268,13 +268,13 @@ def _named(attack: Attack) -> dict[str, str]:
     return {"attack": attack.name, "title": attack.title, "severity": attack.severity, "role": attack.role}
 
 
-def _line(attack: Attack, given: Given, finding: AttackResult, seconds: float) -> dict[str, Any]:
+def _line(attack: Attack, inputs: Given, finding: AttackResult, seconds: float) -> dict[str, Any]:
     ended = "this is no evidence" if is_whole(*finding.interval) else "this attack failed"
-    said = finding.sentence if finding.succeeded else f"{finding.sentence}: {ended}"
+    sentence = finding.sentence if finding.succeeded else f"{finding.sentence}: {ended}"
     return {
         **_named(attack),
-        "view": given.view,
-        "knowledge": given.knowledge,
+        "view": inputs.view,
+        "knowledge": inputs.knowledge,
         "measure": finding.measure,
         "score": finding.score,
         "chance": finding.chance,
@@ -282,7 +282,7 @@ def _line(attack: Attack, given: Given, finding: AttackResult, seconds: float) -
         "interval": list(finding.interval),
         "succeeded": finding.succeeded,
         "seconds": seconds,
-        "sentence": f"{plainly(said)}.",
+        "sentence": f"{plainly(sentence)}.",
         "figures": dict(finding.figures),
         "source": attack.source,
     }
@@ -291,9 +291,9 @@ def _line(attack: Attack, given: Given, finding: AttackResult, seconds: float) -
 def plainly(text: str) -> str:
     """Return a sentence with its numbers as a person writes them: 0.025 for 2.5e-02, 1.6e-4 for 1.6e-04."""
 
-    def written(found: re.Match[str]) -> str:
-        value, exponent = float(found[0]), int(found[2])
-        return f"{value:.{len(found[1])}g}" if -3 <= exponent <= 4 else f"{found[1]}e{exponent}"
+    def written(match: re.Match[str]) -> str:
+        value, exponent = float(match[0]), int(match[2])
+        return f"{value:.{len(match[1])}g}" if -3 <= exponent <= 4 else f"{match[1]}e{exponent}"
 
     return re.sub(r"\b(\d(?:\.\d+)?)e([+-]\d+)\b", written, text)
 

@@ -35,7 +35,7 @@ _VIEW, _ARRAY, _PROGRAM, _CASE = "view/", "array/", "program", "case"
 @cache
 def codec() -> Codec:
     """Return a codec of the messages of all protocols."""
-    own = [kind for one in ENTRIES.values() for kind in (*one.own_messages(), *one.own_messages("SET_UP"))]
+    own = [kind for entry in ENTRIES.values() for kind in (*entry.own_messages(), *entry.own_messages("SET_UP"))]
     return Codec(dict.fromkeys((*silo_rows.schema_of(()), *own)))
 
 
@@ -126,7 +126,7 @@ class Heard:
     def of_round(cls, role: str, number: int, data: bytes, frozen: Tensors) -> list[Heard]:
         """Return the messages in the file of a role's view of a round. frozen: what rounds leave out of a model."""
         reader, seen = codec(), views.parse(data, f"round {number} of {role}")
-        return [cls(one.direction, one.peer, whole(reader.decode(one.data), frozen), number) for one in seen]
+        return [cls(item.direction, item.peer, whole(reader.decode(item.data), frozen), number) for item in seen]
 
     @property
     def round(self) -> int:
@@ -192,9 +192,9 @@ class Case:
     def _heard(self) -> Mapping[str, Sequence[Heard]]:
         return {
             role: [
-                one
+                item
                 for number in sorted(files)
-                for one in Heard.of_round(role, number, files[number], under(FROZEN, self.arrays))
+                for item in Heard.of_round(role, number, files[number], under(FROZEN, self.arrays))
             ]
             for role, files in self.views.items()
         }
@@ -202,12 +202,12 @@ class Case:
     def heard(self, role: str, kind: type[Any], direction: str | None = None) -> Sequence[Heard]:
         """Return a role's messages of one kind in order, sent or received."""
         return [
-            one for one in self._heard[role] if isinstance(one.message, kind) and direction in (None, one.direction)
+            item for item in self._heard[role] if isinstance(item.message, kind) and direction in (None, item.direction)
         ]
 
     def last_of_each_round(self, role: str, kind: type[Any], direction: str | None = None) -> Mapping[int, Any]:
         """Return the last message of one kind of each round: of the attempt that counted."""
-        return {one.round: one.message for one in self.heard(role, kind, direction)}
+        return {item.round: item.message for item in self.heard(role, kind, direction)}
 
     def model(self) -> nn.Module:
         """Return the architecture in the run's dtype, in train mode, with weights of zero; a module of its own."""
@@ -254,10 +254,10 @@ class Case:
             if name.startswith(_VIEW):
                 role, _, number = name.removeprefix(_VIEW).rpartition("/")
                 seen[role][int(number)] = array.tobytes()
-        given = {name.removeprefix(_ARRAY): array for name, array in arrays.items() if name.startswith(_ARRAY)}
+        inputs = {name.removeprefix(_ARRAY): array for name, array in arrays.items() if name.startswith(_ARRAY)}
         program = arrays[_PROGRAM].tobytes() if _PROGRAM in arrays else b""
         run = plain["run"] | {name: tuple(plain["run"][name]) for name in ("silos", "shape", "recorded", "mask")}
-        return cls(PublicRun(**run), seen, given, Architecture(**plain["model"], program=program), plain["thorough"])
+        return cls(PublicRun(**run), seen, inputs, Architecture(**plain["model"], program=program), plain["thorough"])
 
 
 def torch_dtype(run: PublicRun) -> torch.dtype:
@@ -282,9 +282,9 @@ def exported(model: nn.Module, shape: tuple[int, ...], dtype: np.dtype[Any]) -> 
         stream = io.BytesIO()
         torch.export.save(program, stream)
     except Exception as error:
-        said = str(error).partition("\n")[0]
+        line = str(error).partition("\n")[0]
         raise ParameterError(
-            f"torch.export cannot write this model down for an attacker ({type(error).__name__}: {said}); name it as "
+            f"torch.export cannot write this model down for an attacker ({type(error).__name__}: {line}); name it as "
             'source = "module:function" in a run file'
         ) from error
     return stream.getvalue()

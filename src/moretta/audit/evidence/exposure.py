@@ -83,10 +83,10 @@ class Exposure:
 
 @cache
 def _exposures() -> Mapping[str, Exposure]:
-    folders = [found.name for found in pkgutil.iter_modules(attacks.__path__, f"{attacks.__name__}.") if found.ispkg]
-    own = [importlib.import_module(f"{one}.exposure") for one in folders if importlib.util.find_spec(f"{one}.exposure")]
+    folders = [info.name for info in pkgutil.iter_modules(attacks.__path__, f"{attacks.__name__}.") if info.ispkg]
+    own = [importlib.import_module(f"{at}.exposure") for at in folders if importlib.util.find_spec(f"{at}.exposure")]
     others = [module for _, module in installed(ATTACKS) if hasattr(module, "EXPOSED")]
-    return {key: one for module in (*others, *own) for key, one in module.EXPOSED.items()}
+    return {key: exposed for module in (*others, *own) for key, exposed in module.EXPOSED.items()}
 
 
 def exposure(run: PublicRun) -> Exposure:
@@ -100,19 +100,19 @@ def why_not(run: PublicRun) -> str:
     return estimated.why_not(run) if estimated else ""
 
 
-def given_gradients(truth: Truth, rounds: Mapping[int, Sequence[str]], arrays: Mapping[str, Array], view: str) -> Given:
+def gather_rounds(truth: Truth, rounds: Mapping[int, Sequence[str]], arrays: Mapping[str, Array], view: str) -> Given:
     """Give the server what `read` needs, and background rows: its view, or the gradients that its own secret recovers.
 
     rounds: with the silos whose uploads counted in them. arrays: what else it is given. view: in words.
     """
     run, known, shown = truth.run, truth.background, exposure(truth.run)
-    given = {**arrays, "x": known.x, "y": known.y, **(shown.estimated.public(truth) if shown.estimated else {})}
-    said = f"{len(known.x)} labelled background rows"
+    inputs = {**arrays, "x": known.x, "y": known.y, **(shown.estimated.public(truth) if shown.estimated else {})}
+    knowledge = f"{len(known.x)} labelled background rows"
     if shown.recovered:
-        said = f"its key, with which it recovers true gradients and model, and {said}"
-        return Given({"server": ()}, given | shown.recovered(truth, rounds), view, said)
+        knowledge = f"its key, with which it recovers true gradients and model, and {knowledge}"
+        return Given({"server": ()}, inputs | shown.recovered(truth, rounds), view, knowledge)
     # Keys of a sum were agreed on in an earlier round, perhaps.
-    return Given({"server": tuple(one for one in run.recorded if one <= max(rounds))}, given, view, said)
+    return Given({"server": tuple(number for number in run.recorded if number <= max(rounds))}, inputs, view, knowledge)
 
 
 def counted(case: Case, number: int) -> list[str]:
@@ -130,7 +130,7 @@ def read(case: Case, number: int, silo: str = "") -> tuple[Tensors, Tensors, int
     """
     run, shown = case.run, exposure(case.run)
     if shown.recovered:
-        rows = sum(rows_of(run, one, number) for one in ([silo] if silo else counted(case, number)))
+        rows = sum(rows_of(run, name, number) for name in ([silo] if silo else counted(case, number)))
         gradient = under(f"gradient/{number}/{silo or 'sum'}/", case.arrays)
         return under(f"model/{number}/", case.arrays), gradient, rows
     held = of_round(case, number)
@@ -144,4 +144,4 @@ def read(case: Case, number: int, silo: str = "") -> tuple[Tensors, Tensors, int
 
 def fitting(attack: str) -> frozenset[str]:
     """Return the protocols that an attack fits."""
-    return frozenset(name for name, one in _exposures().items() if attack in one.attacks)
+    return frozenset(name for name, exposed in _exposures().items() if attack in exposed.attacks)

@@ -41,7 +41,7 @@ def counts_from_head(
 
     h, outputs: the model's on background rows; y: their classes.
     """
-    said = probabilities(outputs, "cross-entropy") if run.loss == "cross-entropy" else outputs
+    answers = probabilities(outputs, "cross-entropy") if run.loss == "cross-entropy" else outputs
     if run.head_bias:
         slope = np.asarray(gradient[run.head_bias], np.float64)
     else:
@@ -51,11 +51,11 @@ def counts_from_head(
     if rows == 1 and run.loss == "cross-entropy":
         return np.asarray(np.eye(run.outputs, dtype=np.int64)[int(slope.argmin())])
     if run.outputs == 1:  # one output of 0 and 1
-        said, slope = np.hstack([1.0 - said, said]), np.concatenate([-slope, slope])
+        answers, slope = np.hstack([1.0 - answers, answers]), np.concatenate([-slope, slope])
     count = len(slope)
-    means = np.array([said[y == k].mean(axis=0) if np.any(y == k) else said.mean(axis=0) for k in range(count)])
+    means = np.array([answers[y == k].mean(axis=0) if np.any(y == k) else answers.mean(axis=0) for k in range(count)])
     targets = np.eye(count) * (1.0 - smoothing) + smoothing / count
-    return whole_numbers(_parts(means - targets, slope, said.mean(axis=0) - slope), rows)
+    return whole_numbers(_parts(means - targets, slope, answers.mean(axis=0) - slope), rows)
 
 
 def _parts(difference: Floats, slope: Floats, first: Floats) -> Floats:

@@ -32,8 +32,8 @@ def of_rate(hits: int, tries: int) -> Interval:
 
     if not tries:
         return 0.0, 1.0
-    found = stats.binomtest(hits, tries).proportion_ci(1 - 2 * SIDE, "exact")
-    return float(found.low), float(found.high)
+    interval = stats.binomtest(hits, tries).proportion_ci(1 - 2 * SIDE, "exact")
+    return float(interval.low), float(interval.high)
 
 
 def least_epsilon(pairs: int, guessed: int, right: int, delta: float) -> float:
@@ -90,9 +90,9 @@ def bootstrapped(
     if count < FEWEST:
         return low, high
     generator = np.random.Generator(np.random.PCG64(0))
-    found = [statistic(values[generator.integers(0, count, count)]) for _ in range(draws)]
+    drawn = [statistic(values[generator.integers(0, count, count)]) for _ in range(draws)]
     side = float(stats.norm.cdf(math.sqrt(count / (count - 1)) * stats.t.ppf(SIDE, count - 1)))
-    least, most = np.quantile(found, [side, 1 - side])
+    least, most = np.quantile(drawn, [side, 1 - side])
     return float(least), float(most)
 
 
@@ -135,15 +135,15 @@ def of_gain(squares: Array) -> Interval:
     """
     if len(squares) >= FEWEST:
         return bootstrapped(squares, gain)
-    found, guess = np.sqrt(np.asarray(squares, dtype=np.float64)).T
-    low, high = of_errors(found / np.maximum(guess, TINY))
+    errors, guess = np.sqrt(np.asarray(squares, dtype=np.float64)).T
+    low, high = of_errors(errors / np.maximum(guess, TINY))
     return max(0.0, 1.0 - high**2), max(0.0, 1.0 - low**2)
 
 
 def gain(squares: Array) -> float:
     """Return 1 - squared error of units / that of a guess, at least 0. squares: both, [units, 2]."""
-    found, guess = np.asarray(squares, dtype=np.float64).sum(axis=0)
-    return max(0.0, 1.0 - float(found) / float(guess)) if guess else float(found == 0)
+    error, guess = np.asarray(squares, dtype=np.float64).sum(axis=0)
+    return max(0.0, 1.0 - float(error) / float(guess)) if guess else float(error == 0)
 
 
 def auc(members: Array, others: Array) -> tuple[float, Interval]:
@@ -191,8 +191,8 @@ def _by_ranks(higher: Array, lower: Array) -> float:
 
     if min(len(higher), len(lower)) > FEW_RANKS:
         with np.errstate(divide="ignore", invalid="ignore"):
-            found = float(stats.mannwhitneyu(higher, lower, alternative="greater", method="asymptotic").pvalue)
-        return 1.0 if math.isnan(found) else found
+            p_value = float(stats.mannwhitneyu(higher, lower, alternative="greater", method="asymptotic").pvalue)
+        return 1.0 if math.isnan(p_value) else p_value
     scores = np.concatenate([higher, lower])
     first = np.arange(len(scores)) < len(higher)
     ranks = np.empty(len(scores))
@@ -212,9 +212,9 @@ def units(batches: Sequence[Set[Hashable]], part: float = 0.0) -> NDArray[np.int
     return np.asarray(csgraph.connected_components(np.array(shared), directed=False)[1], dtype=np.int64)
 
 
-def relative_error(found: Array, true: Array) -> float:
+def relative_error(claimed: Array, true: Array) -> float:
     """Return |found - true| / |true| in the Euclidean norm, float64; 0 / 0 is 0."""
-    a, b = (np.asarray(one, dtype=np.float64).ravel() for one in (found, true))
+    a, b = (np.asarray(array, dtype=np.float64).ravel() for array in (claimed, true))
     scale = float(np.linalg.norm(b))
     miss = float(np.linalg.norm(a - b))
     return miss / scale if scale else float(miss > 0)
@@ -238,7 +238,7 @@ def kept(interval: Interval) -> Interval:
 
 def of_units(errors: Array, guesses: Array | float = 1.0) -> tuple[float, float, Interval]:
     """Return score, chance and interval of 1 - relative error, median over units. The rest: as of `of_errors`."""
-    score, chance = (float(recovered(float(np.median(one)))) for one in (errors, guesses))
+    score, chance = (float(recovered(float(np.median(values)))) for values in (errors, guesses))
     return score, chance, kept(of_errors(errors, guesses))
 
 

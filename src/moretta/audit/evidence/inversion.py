@@ -124,8 +124,8 @@ class Gradients:
             value = (outputs - free).square().sum(dim=1).mean() / 2
         else:
             value = -(free.softmax(dim=1) * outputs.log_softmax(dim=1)).sum(dim=1).mean()
-        found = torch.autograd.grad(value, self._trained, create_graph=True, materialize_grads=True)
-        return self._linear(found) / self._scale
+        slopes = torch.autograd.grad(value, self._trained, create_graph=True, materialize_grads=True)
+        return self._linear(slopes) / self._scale
 
     def distance(self, x: Tensor, free: Tensor) -> Tensor:
         """Return |g(x, y) - g*|^2 / |g*|^2."""
@@ -133,13 +133,13 @@ class Gradients:
 
     def angle(self, x: Tensor, free: Tensor) -> Tensor:
         """Return 1 - cos(g(x, y), g*)."""
-        found = self.at(x, free)
-        cosine: Tensor = found @ self._seen / self._scale / found.norm().clamp(min=1e-300)
+        gradient = self.at(x, free)
+        cosine: Tensor = gradient @ self._seen / self._scale / gradient.norm().clamp(min=1e-300)
         return 1.0 - cosine
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([one.reshape(-1) for one in tensors])
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 def _float64(value: Array) -> Tensor:
@@ -174,10 +174,10 @@ def invert(
         else:  # e^-100: softmax of it is the class
             free = 100.0 * np.eye(outputs)[np.asarray(labels, dtype=np.int64)]
         for search in (_by_lbfgs, _by_adam):
-            found = search(gradients, inputs, x, free, labels is None, effort)
-            if found is None:
+            result = search(gradients, inputs, x, free, labels is None, effort)
+            if result is None:
                 continue
-            at, z, distance = found
+            at, z, distance = result
             if best is None or distance < best.distance:
                 best = Inverted(at, z if gradients._mse else probabilities(z, "cross-entropy"), distance)
         if best is not None and best.distance < EXACT:
@@ -202,9 +202,9 @@ def _by_lbfgs(gradients: Gradients, inputs: Inputs, x: Floats, free: Floats, sea
 
     def value(flat: Floats) -> tuple[float, Floats]:
         at, z = split(flat)
-        found = gradients.distance(at, z)
-        slopes = torch.autograd.grad(found, [at, z] if search_y else [at], materialize_grads=True)
-        return float(found.detach()), np.concatenate([one.numpy().ravel() for one in slopes])
+        distance = gradients.distance(at, z)
+        slopes = torch.autograd.grad(distance, [at, z] if search_y else [at], materialize_grads=True)
+        return float(distance.detach()), np.concatenate([slope.numpy().ravel() for slope in slopes])
 
     def near(intermediate_result: Mapping[str, float]) -> None:
         if intermediate_result["fun"] < EXACT**1.5:
@@ -259,29 +259,29 @@ def quotient_start(seen: Tensors, inputs: Inputs, rows: int) -> Floats | None:
     units = np.argsort(-np.abs(bias))[:rows]
     if not np.all(np.abs(bias[units]) > 0):
         return None
-    found = (weight[units] / np.asarray(bias, np.float64)[units, None]).reshape(rows, *inputs.mean.shape)
-    return np.asarray(np.clip(found, inputs.low, inputs.high))
+    x = (weight[units] / np.asarray(bias, np.float64)[units, None]).reshape(rows, *inputs.mean.shape)
+    return np.asarray(np.clip(x, inputs.low, inputs.high))
 
 
-def pairing(found: Array, true: Array) -> NDArray[np.int64]:
+def pairing(claimed: Array, true: Array) -> NDArray[np.int64]:
     """Return which found row goes with each true one, by the least squared error in all (Hungarian)."""
     from scipy.optimize import linear_sum_assignment
     from scipy.spatial.distance import cdist
 
-    a, b = (np.asarray(one, np.float64).reshape(len(one), -1) for one in (found, true))
+    a, b = (np.asarray(rows, np.float64).reshape(len(rows), -1) for rows in (claimed, true))
     return np.asarray(linear_sum_assignment(cdist(b, a, "sqeuclidean"))[1])
 
 
-def matched(found: Array, true: Array) -> Floats:
+def matched(claimed: Array, true: Array) -> Floats:
     """Return the rows found in the order of the true ones that they go with."""
-    return np.asarray(found, np.float64)[pairing(found, true)]
+    return np.asarray(claimed, np.float64)[pairing(claimed, true)]
 
 
-def squares(found: Array, true: Array, mean: Array) -> Floats:
+def squares(claimed: Array, true: Array, mean: Array) -> Floats:
     """Return the mean squared error of each row, and that of the mean row in its place, [rows, 2].
 
     found: in the order of the true ones (`matched`).
     """
     rows = np.asarray(true, np.float64)
-    apart = (np.asarray(one, np.float64) - rows for one in (found, mean))
-    return np.stack([np.square(one).reshape(len(rows), -1).mean(axis=1) for one in apart], axis=1)
+    misses = (np.asarray(array, np.float64) - rows for array in (claimed, mean))
+    return np.stack([np.square(miss).reshape(len(rows), -1).mean(axis=1) for miss in misses], axis=1)

@@ -29,8 +29,8 @@ def tensors(parameters: Tensors) -> dict[str, Tensor]:
 
 def outputs_at(model: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """Return the outputs of the model with these parameters and buffers, [rows, outputs], differentiable in all."""
-    found: Tensor = torch.func.functional_call(model, dict(parameters), (x,))
-    return found
+    outputs: Tensor = torch.func.functional_call(model, dict(parameters), (x,))
+    return outputs
 
 
 @torch.no_grad()
@@ -61,10 +61,10 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's h
     count = 0.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        if isinstance(found, torch.Tensor) and not func.is_view:
-            self.count += found.numel() * _terms(str(func).split(".")[1], args)
-        return found
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and not func.is_view:
+            self.count += result.numel() * _terms(str(func).split(".")[1], args)
+        return result
 
 
 def _terms(name: str, args: Any) -> int:
@@ -79,7 +79,7 @@ def cost_of_row(model: nn.Module, shape: tuple[int, ...], *, tokens: bool = Fals
     dtype = next(model.parameters()).dtype
     # Two rows, as an exported program may need them, and copies of what they change: running statistics.
     rows = torch.zeros((2, *shape), dtype=torch.int64 if tokens else dtype)
-    held = {name: one.clone() for name, one in model.state_dict().items()}
+    held = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     counter = _Counter()  # type: ignore[no-untyped-call]
     with torch.no_grad(), counter:
         torch.func.functional_call(model, held, (rows,))

@@ -61,13 +61,13 @@ def plan_of(run: PublicRun, silo: str = "") -> TrainingPlan:
     """
     size = int(run.setting("batch-size", "data") or 0)
     silos = [Batches(count, size, 0, name) for name, count in run.rows.items() if silo in ("", name)]
-    each = int(run.setting("local-epochs") or 0) * min(one.per_epoch for one in silos) or 1
+    each = int(run.setting("local-epochs") or 0) * min(batches.per_epoch for batches in silos) or 1
     optimizer = run.optimizer
     clip, noise = _private(run)
     whole = bool(run.setting("local-epochs"))
     return TrainingPlan(
         steps=run.rounds * each,
-        part=sum(one.size for one in silos) / sum(one.rows for one in silos),
+        part=sum(batches.size for batches in silos) / sum(batches.rows for batches in silos),
         rate=lambda step: optimizer.rate(math.ceil(step / each), run.rounds),
         optimizer=optimizer,
         row_clip=0.0 if whole else clip,
@@ -133,8 +133,8 @@ class Steps:
         plan, most = self._plan, self._plan.optimizer.clip_norm
         slopes = self._clipped(x, y) if plan.row_clip else self._gradient(x, y)
         if most is not None:
-            length = float(torch.stack([one.norm() for one in slopes]).norm())
-            slopes = [one * min(1.0, most / (length or 1.0)) for one in slopes]
+            length = float(torch.stack([slope.norm() for slope in slopes]).norm())
+            slopes = [slope * min(1.0, most / (length or 1.0)) for slope in slopes]
         for at, slope, kept in zip(self._trained, slopes, self._kept, strict=True):
             modules.take_step(at, slope, kept, rate, plan.optimizer)
         if plan.update_clip and number % plan.each == 0:
@@ -156,30 +156,30 @@ class Steps:
 
     def _clipped(self, x: Tensor, y: Tensor) -> Sequence[Tensor]:
         """Return the mean of the rows' own gradients, each clipped, and noise."""
-        total = [torch.zeros_like(one, dtype=torch.float64) for one in self._trained]
+        total = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in self._trained]
         for start in range(0, len(x), MOST_ROWS):
             part = slice(start, start + MOST_ROWS)
-            gradients = {str(place): one for place, one in enumerate(self._by_row(x[part], y[part]))}
-            found = clipped_sum(gradients, self._plan.row_clip)
-            total = [one + found[str(place)] for place, one in enumerate(total)]
-        drawn = [torch.randn(one.shape, generator=self._noise, dtype=torch.float64) for one in total]
-        noised = [one + self._plan.noise * noise for one, noise in zip(total, drawn, strict=True)]
-        return [(one / len(x)).to(at) for one, at in zip(noised, self._trained, strict=True)]
+            gradients = {str(place): gradient for place, gradient in enumerate(self._by_row(x[part], y[part]))}
+            clipped = clipped_sum(gradients, self._plan.row_clip)
+            total = [tensor + clipped[str(place)] for place, tensor in enumerate(total)]
+        drawn = [torch.randn(tensor.shape, generator=self._noise, dtype=torch.float64) for tensor in total]
+        noised = [tensor + self._plan.noise * noise for tensor, noise in zip(total, drawn, strict=True)]
+        return [(tensor / len(x)).to(at) for tensor, at in zip(noised, self._trained, strict=True)]
 
     def _by_row(self, x: Tensor, y: Tensor) -> Sequence[Tensor]:
         """Return the rows' gradients, [rows, ...] by parameter."""
         if self._program:  # its operations do not map over rows, and it may need two of them
             each = [self._gradient(x[[row, row]], y[[row, row]]) for row in range(len(x))]
-            return [torch.stack(one) for one in zip(*each, strict=True)]
-        trained = {name: one.detach() for name, one in modules.trainable(self._model).items()}
+            return [torch.stack(gradient) for gradient in zip(*each, strict=True)]
+        trained = {name: parameter.detach() for name, parameter in modules.trainable(self._model).items()}
 
         def loss_of_row(at: dict[str, Tensor], inputs: Tensor, target: Tensor) -> Tensor:
             outputs = torch.func.functional_call(self._model, at, (inputs[None],))
             return self._loss(outputs, target[None])
 
         gradients_of = torch.func.vmap(torch.func.grad(loss_of_row), in_dims=(None, 0, 0), randomness="different")
-        found: dict[str, Tensor] = gradients_of(trained, x, y)
-        return list(found.values())
+        gradients: dict[str, Tensor] = gradients_of(trained, x, y)
+        return list(gradients.values())
 
 
 def train(
@@ -203,15 +203,15 @@ def train(
     generator = np.random.Generator(np.random.PCG64(seed))
     inputs, targets = torch.tensor(x), torch.tensor(y)
     taker, size = Steps(model, plan, loss, seed, program=program), max(1, round(plan.part * len(x)))
-    order, wanted, found = np.arange(0), [round(part * steps) for part in keep], list[dict[str, Array]]()
+    order, places, models = np.arange(0), [round(part * steps) for part in keep], list[dict[str, Array]]()
     for number in range(1, steps + 1):
-        found += [modules.arrays(model) for at in wanted if at == number - 1]
+        models += [modules.arrays(model) for at in places if at == number - 1]
         if not len(order):
             order = generator.permutation(len(x))
         index, order = torch.from_numpy(order[:size]), order[size:]
         rate = plan.rate(max(1, round(number * plan.steps / steps)))
         taker.take(number, rate, inputs[index], targets[index])
-    return [*found, modules.arrays(model)]
+    return [*models, modules.arrays(model)]
 
 
 def steps_of(model: nn.Module, plan: TrainingPlan, x: Array, rows: int, models: int, seconds: float) -> int:
@@ -223,7 +223,7 @@ def steps_of(model: nn.Module, plan: TrainingPlan, x: Array, rows: int, models: 
     batch = max(1, round(plan.part * rows))
     each = network.cost_of_passes(model, each_row, batch, network.STEP)
     if plan.row_clip:  # a gradient for each row, in float64
-        entries = sum(one.numel() for one in modules.trainable(model).values())
+        entries = sum(parameter.numel() for parameter in modules.trainable(model).values())
         each = 2 * each + ROW_ENTRIES * batch * entries
     return network.times(seconds / models, each, LEAST_STEPS, plan.steps)
 

@@ -108,8 +108,8 @@ class Truth:
                 f"{folder} was made with other rows than its silos have now; restore the data, or train again"
             )
         self.views.check()
-        lost = {one["round"] for one in record.get("lost", ())}  # their sums came to nothing
-        self.run = public_run(record, federation, tuple(one for one in self.views.rounds if one not in lost))
+        lost = {entry["round"] for entry in record.get("lost", ())}  # their sums came to nothing
+        self.run = public_run(record, federation, tuple(number for number in self.views.rounds if number not in lost))
         self._background = background
         gone = [number for number in self.recorded if number - 1 not in rounds_kept(folder / "truth")]
         if gone or not (folder / "inputs.json").exists():
@@ -121,17 +121,17 @@ class Truth:
     def heard(self, role: str, *numbers: int) -> list[Heard]:
         """Return the messages of a role's view of some rounds."""
         read, frozen = self.views.data, self.frozen
-        return [one for number in numbers for one in Heard.of_round(role, number, read(role, number), frozen)]
+        return [entry for number in numbers for entry in Heard.of_round(role, number, read(role, number), frozen)]
 
     def messages(self, role: str, number: int, kind: type[M], peer: str | None = None) -> list[M]:
         """Return the messages of one kind in a role's view of one round. peer: those to and from it alone."""
-        heard = [one.message for one in self.heard(role, number) if peer in (None, one.peer)]
+        heard = [entry.message for entry in self.heard(role, number) if peer in (None, entry.peer)]
         return [message for message in heard if isinstance(message, kind)]
 
-    def case(self, wanted: Mapping[str, Any], arrays: Mapping[str, Array], *, thorough: bool) -> Case:
+    def case(self, views: Mapping[str, Any], arrays: Mapping[str, Array], *, thorough: bool) -> Case:
         """Return a case of these views, by role and round, and arrays; a role was not there in every round."""
-        there = {role: self.views.files.get(role, {}) for role in wanted}
-        read = {role: {n: self.views.data(role, n) for n in wanted[role] if n in there[role]} for role in wanted}
+        there = {role: self.views.files.get(role, {}) for role in views}
+        read = {role: {n: self.views.data(role, n) for n in views[role] if n in there[role]} for role in views}
         known = {**arrays, **{f"{FROZEN}{name}": value for name, value in self.frozen.items()}}
         return Case(self.run, read, known, self.architecture, thorough)
 
@@ -160,21 +160,21 @@ class Truth:
     @lru_cache(maxsize=4)  # noqa: B019  # one audit long
     def states(self, number: int) -> Mapping[str, State]:
         """Return the roles' states before a recorded round, or after the one before it."""
-        found = last_checkpoint(self.folder / "truth", up_to=number - 1)
-        if found is None or found[0].round != number - 1:  # of no recorded round, as of those all are there
+        checkpoint = last_checkpoint(self.folder / "truth", up_to=number - 1)
+        if checkpoint is None or checkpoint[0].round != number - 1:  # of no recorded round, as of those all are there
             raise ParameterError(f"{self.folder / 'truth'}: the states before round {number} were not kept")
-        return found[1]
+        return checkpoint[1]
 
     @cached_property
     def place(self) -> CheckpointId:
         """The run's place at its last recorded round."""
-        found = last_checkpoint(self.folder / "truth")
-        if found is None:
+        checkpoint = last_checkpoint(self.folder / "truth")
+        if checkpoint is None:
             raise ParameterError(
                 f"{self.folder / 'truth'}: expected the states of the recorded rounds, by which attacks are scored, "
                 "and they are gone; restore that folder, or train again"
             )
-        return found[0]
+        return checkpoint[0]
 
     @cached_property
     def _roles(self) -> Roles:
@@ -203,7 +203,7 @@ class Truth:
         A server may hold more digits of it. Not of protocols without a common model.
         """
         held = sorted(under("model/", self.states(number)["server"]).items())
-        return {name: one.astype(self.run.dtype) if one.dtype.kind == "f" else one for name, one in held}
+        return {name: value.astype(self.run.dtype) if value.dtype.kind == "f" else value for name, value in held}
 
     def final(self, name: str = "model.safetensors") -> Tensors:
         """Return a model of the finished run: "model.safetensors" or "released.safetensors"."""
@@ -224,8 +224,8 @@ class Truth:
         """Return rows as the model takes them, and targets as the loss does (`protocols.common.targets`)."""
         of = self.federation
         made = prepared(x, self._preparation, self.dtype).numpy()
-        wanted = targets(y, of.outputs, of.spec.protocol.loss, who, self.dtype).numpy()
-        return Rows(made, self._preparation.scaled(wanted))
+        expected = targets(y, of.outputs, of.spec.protocol.loss, who, self.dtype).numpy()
+        return Rows(made, self._preparation.scaled(expected))
 
     @lru_cache(maxsize=256)  # noqa: B019
     def rows(self, silo: str) -> Rows:
@@ -233,15 +233,15 @@ class Truth:
 
         Raises `moretta.errors.ParameterError` where columns are split, so that no silo has whole rows.
         """
-        one = next(one for one in self.federation.silos if one.name == silo)
-        if one.columns:
+        member = next(member for member in self.federation.silos if member.name == silo)
+        if member.columns:
             raise ParameterError(f"columns are split, so that {silo} by itself has no whole rows")
-        return self.prepared(one.x, one.y, silo)
+        return self.prepared(member.x, member.y, silo)
 
     def joined(self, used: Mapping[str, Any]) -> Rows:
         """Return some rows of several silos, one silo's after another's. used: which of its rows, by silo."""
         parts = [self.rows(silo).of(index) for silo, index in used.items()]
-        return Rows(np.concatenate([one.x for one in parts]), np.concatenate([one.y for one in parts]))
+        return Rows(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
 
     def batch(self, silo: str, number: int) -> NDArray[np.int64]:
         """Return the numbers of the rows that a silo uses in a round of an SGD-type protocol."""
@@ -300,8 +300,8 @@ class Truth:
     def outputs(self, parameters: Tensors, x: Array) -> Floats:
         """Return the outputs of the model as silos run it, float64[rows, outputs]."""
         with torch.no_grad():
-            found = outputs_at(self.network(), tensors(parameters), torch.tensor(x))
-        return np.asarray(found.double().numpy())
+            outputs = outputs_at(self.network(), tensors(parameters), torch.tensor(x))
+        return np.asarray(outputs.double().numpy())
 
     def predicted(self, parameters: Tensors, x: Array) -> Floats:
         """Return the outputs of the model in eval mode, float64[rows, outputs]."""
@@ -318,7 +318,7 @@ class Truth:
         of, rows = self.federation, self.silo_rows(silo, self.federation.spec.run.device)
         at = self.parameters(number) if parameters is None else parameters
         with rows.randomness(*self.drawn(number)):
-            x, y = (one.cpu().numpy() for one in rows.batch(*self.drawn(number)))
+            x, y = (tensor.cpu().numpy() for tensor in rows.batch(*self.drawn(number)))
             return gradient(of.model, at, Rows(x, y), loss or self.loss, of.spec.run.device)
 
     @lru_cache(maxsize=256)  # noqa: B019
@@ -373,7 +373,7 @@ def public_run(record: Mapping[str, Any], federation: Trained, recorded: tuple[i
 def _head(federation: Trained) -> dict[str, str]:
     """Return the names of the last linear layer's parameters, as the architecture shows them."""
     held = dict(federation.model.named_parameters())
-    weights = [name for name, one in held.items() if one.ndim == 2 and len(one) == federation.outputs]
+    weights = [name for name, parameter in held.items() if parameter.ndim == 2 and len(parameter) == federation.outputs]
     if not weights:
         return {}
     bias = f"{weights[-1].removesuffix('weight')}bias"

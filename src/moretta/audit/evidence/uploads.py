@@ -66,8 +66,8 @@ class Uploads:
     @property
     def counted(self) -> tuple[str, ...]:
         """Whose uploads are in the sum: those that came, less who was lost before its masks were taken off."""
-        told = [message.survivors for _, message in self.later if isinstance(message, Unmask)]
-        return tuple(silo for silo in sorted(self.received) if not told or silo in told[-1])
+        requests = [message.survivors for _, message in self.later if isinstance(message, Unmask)]
+        return tuple(silo for silo in sorted(self.received) if not requests or silo in requests[-1])
 
     def bare(self, silo: str, weight: int) -> dict[str, Array]:
         """Return a silo's upload by tensor, float64; of a masked one its words taken for unmasked ones.
@@ -89,17 +89,17 @@ class Uploads:
 
     def total(self) -> Sum:
         """Return the weighted mean over all silos whose uploads counted."""
-        found = self._mean()
-        return replace(found, means=self._changes(found.means))
+        mean = self._mean()
+        return replace(mean, means=self._changes(mean.means))
 
     def _changes(self, tensors: Tensors) -> dict[str, Array]:
         """Return tensors with changes of weights in the place of whole ones."""
-        found, sent = dict[str, Array](), self.parameters
+        changed, sent = dict[str, Array](), self.parameters
         for name, value in tensors.items():
             kind, _, of = name.partition("/")
             whole = kind in WHOLE and of in sent
-            found[PREFIX + of if whole else name] = sent[of].astype(np.float64) - value if whole else value
-        return found
+            changed[PREFIX + of if whole else name] = sent[of].astype(np.float64) - value if whole else value
+        return changed
 
     def _mean(self) -> Sum:
         uploads = {silo: self.received[silo] for silo in sorted(self.received)}
@@ -111,29 +111,29 @@ class Uploads:
             return Sum(means, weight, dict.fromkeys(means, 0.0), tuple(plain))
         if any(isinstance(upload, SealedShares) for upload in uploads.values()):
             return self._added()
-        return self._unmasked({silo: one for silo, one in uploads.items() if isinstance(one, MaskedUpload)})
+        return self._unmasked({silo: upload for silo, upload in uploads.items() if isinstance(upload, MaskedUpload)})
 
     @property
     def _public_weights(self) -> bool:
         return bool(self.run.setting("weights", "secure-aggregation") == "public")
 
     def _unmasked(self, uploads: Mapping[str, MaskedUpload]) -> Sum:
-        told = [message for _, message in self.later if isinstance(message, Unmask)]
-        if not told or not self.digest:
+        requests = [message for _, message in self.later if isinstance(message, Unmask)]
+        if not requests or not self.digest:
             raise ParameterError("the keys of this sum were agreed on in a round that was not recorded")
-        counted = {silo: uploads[silo] for silo in told[-1].survivors}
+        counted = {silo: uploads[silo] for silo in requests[-1].survivors}
         first = next(iter(counted.values()))
         shapes = shapes_of(first.tensors)
         label = label_of(self.stamp, self.digest, shapes, self.encoding, first.asked)
         shares = {silo: message.by_maker for silo, message in self.later if isinstance(message, SelfMaskShares)}
-        secrets = {silo: self._secret(silo, one.committed, label, shares) for silo, one in counted.items()}
-        confirmed = [(silo, one) for silo, one in self.later if isinstance(one, Confirmed) and silo in counted]
-        keys = {silo: one.keys for silo, one in confirmed}  # the last of each
+        secrets = {silo: self._secret(silo, upload.committed, label, shares) for silo, upload in counted.items()}
+        confirmed = [(silo, reply) for silo, reply in self.later if isinstance(reply, Confirmed) and silo in counted]
+        keys = {silo: reply.keys for silo, reply in confirmed}  # the last of each
         masks = recovered_masks(label, tuple(counted), keys, secrets)
-        found = summed(Ring(8 * first.weight.itemsize), counted, masks, shapes, public=self._public_weights)
+        total = summed(Ring(8 * first.weight.itemsize), counted, masks, shapes, public=self._public_weights)
         if isinstance(first, NoisedUpload):
-            self._take_off_excess(found.tensors, label, counted)
-        return self._decoded(found.tensors, int(found.weight), tuple(counted))
+            self._take_off_excess(total.tensors, label, counted)
+        return self._decoded(total.tensors, int(total.weight), tuple(counted))
 
     def _take_off_excess(self, tensors: Tensors, label: Label, uploads: Mapping[str, MaskedUpload]) -> None:
         """Take the noise that losses did not call for off a sum, as the server did."""
@@ -164,7 +164,7 @@ class Uploads:
 
     def _added(self) -> Sum:
         added = {silo: message.words for silo, message in self.later if isinstance(message, AddedShares)}
-        weight = sum(one.weight for one in self.received.values() if isinstance(one, SealedShares))
+        weight = sum(message.weight for message in self.received.values() if isinstance(message, SealedShares))
         tensors, first = self._unpacked(add_up(list(added.values())))
         return self._decoded(tensors, weight if self._public_weights else first, tuple(sorted(added)))
 
@@ -186,8 +186,8 @@ class Uploads:
         return ()
 
     def _decoded(self, tensors: Mapping[str, Array], weight: int, silos: tuple[str, ...]) -> Sum:
-        wanted = Wanted(shapes_of(tensors), self.encoding, self.encoding[MOST_WEIGHT])
-        return decode(Ring(self.run.ring_bits or 64), tensors, weight, silos, wanted)
+        request = Wanted(shapes_of(tensors), self.encoding, self.encoding[MOST_WEIGHT])
+        return decode(Ring(self.run.ring_bits or 64), tensors, weight, silos, request)
 
 
 def of_round(case: Case, number: int) -> Uploads:
@@ -200,26 +200,26 @@ def of_round(case: Case, number: int) -> Uploads:
 
 def from_heard(run: PublicRun, heard: Sequence[Heard], number: int) -> Uploads:
     """Return what a server that heard these messages, in order, holds of a round. Raises as `of_round`."""
-    heard = [one for one in heard if one.round <= number]
-    told = [one.message for one in heard if one.round == number and not isinstance(one.message, Question)]
+    heard = [entry for entry in heard if entry.round <= number]
+    messages = [entry.message for entry in heard if entry.round == number and not isinstance(entry.message, Question)]
     # What asks silos to train says at which parameters, and how uploads are encoded.
-    asks = [message for message in told if hasattr(message, "parameters") and hasattr(message, "encoding")]
+    asks = [message for message in messages if hasattr(message, "parameters") and hasattr(message, "encoding")]
     if not asks:
         raise ParameterError(f"no uploads of round {number} were recorded")
     ask: Any = asks[-1]  # of the attempt that counted
-    place = [type(one.message) is type(ask) and one.message.stamp == ask.stamp for one in heard].index(True)
-    here = [(one.peer, one.message) for one in heard[place:] if one.message.stamp == ask.stamp]
-    keys = [one.message for one in heard[:place] if isinstance(one.message, PeerKeys | CommittedKeys)]
-    accepted = [one.message for one in heard[:place] if isinstance(one.message, KeysAccepted)]
+    place = [type(entry.message) is type(ask) and entry.message.stamp == ask.stamp for entry in heard].index(True)
+    later = [(entry.peer, entry.message) for entry in heard[place:] if entry.message.stamp == ask.stamp]
+    keys = [entry.message for entry in heard[:place] if isinstance(entry.message, PeerKeys | CommittedKeys)]
+    accepted = [entry.message for entry in heard[:place] if isinstance(entry.message, KeysAccepted)]
     # Of a round of several steps a later message says how the upload is encoded.
-    encodings = [message.encoding for _, message in here if hasattr(message, "encoding")]
+    encodings = [message.encoding for _, message in later if hasattr(message, "encoding")]
     return Uploads(
         run=run,
         stamp=ask.stamp,
         parameters=ask.parameters if isinstance(ask.parameters, Mapping) else {},
         encoding=encodings[-1],
-        received={peer: message for peer, message in here if isinstance(message, _UPLOADS)},
-        later=here,
+        received={peer: message for peer, message in later if isinstance(message, _UPLOADS)},
+        later=later,
         names=tuple(sorted(keys[-1].keys)) if keys else (),
         digest=accepted[-1].cohort if accepted else b"",
     )
@@ -242,17 +242,17 @@ def first_rounds(truth: Truth, most: int, least: int = 1) -> dict[int, tuple[str
 
     Raises `moretta.errors.ParameterError` where there are none.
     """
-    found = dict[int, tuple[str, ...]]()
+    rounds = dict[int, tuple[str, ...]]()
     for number in truth.recorded:
-        if len(found) < most and len(counted := survivors(truth, number)) >= least:
-            found[number] = counted
-    if not found:
+        if len(rounds) < most and len(counted := survivors(truth, number)) >= least:
+            rounds[number] = counted
+    if not rounds:
         raise ParameterError(
             f"in no recorded round did the uploads of {least} silos count"
             if least > 1
             else "in no recorded round did a silo's upload count"
         )
-    return found
+    return rounds
 
 
 def sum_of(least: int, most: int | None = None) -> str:

@@ -107,12 +107,12 @@ class Moves:
 
     def along(self, gradient: Mapping[str, Tensor]) -> Tensor:
         """Return d_k . g of all moves, float64[K], differentiable. gradient: by tensor, float64."""
-        found: list[Tensor] = []
+        products: list[Tensor] = []
         for block, signs in zip(self.recipe.blocks, self._signs, strict=True):
             parts = [gradient[name] for name in block.tensors]
             if block.kind == "rank-one":
                 matrix = torch.cat([part.reshape(len(parts[0]), -1) for part in parts], dim=1)
-                found.append((signs[0] @ matrix * signs[1]).sum(dim=1))
+                products.append((signs[0] @ matrix * signs[1]).sum(dim=1))
                 continue
             lead = len(parts[0]) if block.kind == "channels" else 1
             each = [
@@ -120,8 +120,8 @@ class Moves:
             ]
             sums = torch.stack(each).sum(dim=0)
             pieces = block.channels_of(lead) if block.kind == "channels" else [slice(0, 1)]
-            found.append(torch.stack([sums[:, piece].sum(dim=1) for piece in pieces], dim=1).reshape(-1))
-        return torch.cat(found)
+            products.append(torch.stack([sums[:, piece].sum(dim=1) for piece in pieces], dim=1).reshape(-1))
+        return torch.cat(products)
 
     def gain(self, target: Floats) -> float:
         """Return what is learned of a target, float64[n], relative to the average over seeds: v . estimate(v) / |v|^2.
@@ -136,13 +136,13 @@ class Moves:
     @cached_property
     def _signs(self) -> Sequence[Sequence[Tensor]]:
         """The signs of each block: u and v of one of rank one, else on each tensor."""
-        found, shapes = [], self.layout.shapes
+        tensors, shapes = [], self.layout.shapes
         for block, key in zip(self.recipe.blocks, self.keys, strict=True):
             drawn = block.signs(shapes, key)
             rank_one = block.kind == "rank-one"
             signs = block.sides(shapes, drawn) if rank_one else block.by_tensor(shapes, drawn).values()
-            found.append([torch.tensor(one, dtype=torch.float64) for one in signs])
-        return found
+            tensors.append([torch.tensor(sign, dtype=torch.float64) for sign in signs])
+        return tensors
 
 
 def size_of(block: LayerBlock, layout: Layout) -> int:
@@ -250,22 +250,22 @@ def rounds_seen(truth: Truth) -> tuple[int, ...]:
 
 def seeded_rounds(run: PublicRun, heard: Sequence[Heard], forward: Forward) -> Mapping[int, Round]:
     """Return the rounds of a server's view whose seed it shows, by number. forward: of `forward_of`."""
-    recipe, seed, found = recipe_of(run, forward), b"", dict[int, Round]()
+    recipe, seed, seen = recipe_of(run, forward), b"", dict[int, Round]()
     ask: Estimate | None = None
     came: dict[str, Any] = {}
-    for one in heard:
-        match one.message:
+    for entry in heard:
+        match entry.message:
             case Agree():
-                seed = seed_of(one.message.contributions)
+                seed = seed_of(entry.message.contributions)
             case Estimate():
-                came = {} if ask is None or ask.stamp != one.message.stamp else came
-                ask = one.message
-            case PlainUpload() | MaskedUpload() | SealedShares() if ask and seed and one.message.stamp == ask.stamp:
-                came[one.peer] = one.message
-                found[one.round] = _round(directions_at(recipe, forward.layout, ask, seed), seed, ask, came)
-            case Unmask() if one.round in found and one.message.stamp == found[one.round].ask.stamp:
-                found[one.round] = replace(found[one.round], silos=one.message.survivors)  # others were lost since
-    return found
+                came = {} if ask is None or ask.stamp != entry.message.stamp else came
+                ask = entry.message
+            case PlainUpload() | MaskedUpload() | SealedShares() if ask and seed and entry.message.stamp == ask.stamp:
+                came[entry.peer] = entry.message
+                seen[entry.round] = _round(directions_at(recipe, forward.layout, ask, seed), seed, ask, came)
+            case Unmask() if entry.round in seen and entry.message.stamp == seen[entry.round].ask.stamp:
+                seen[entry.round] = replace(seen[entry.round], silos=entry.message.survivors)  # others were lost since
+    return seen
 
 
 def _round(directions: Directions | Moves, seed: bytes, ask: Estimate, came: Mapping[str, Any]) -> Round:
@@ -325,7 +325,7 @@ def fixed_of(truth: Truth) -> dict[str, Array]:
     return over(FIXED, {name: value for name, value in held.items() if name not in layout_of(model).shapes})
 
 
-def given_numbers(truth: Truth, more: Mapping[str, Array], knowledge: str) -> Given:
+def gather_numbers(truth: Truth, more: Mapping[str, Array], knowledge: str) -> Given:
     """Give the server its view of `rounds_seen`, what its sums opened to, the tensors that are fixed, and more."""
     check_scalars(truth)
     rounds = rounds_seen(truth)
@@ -340,14 +340,14 @@ def given_numbers(truth: Truth, more: Mapping[str, Array], knowledge: str) -> Gi
 
 def uploads_of(case: Case, seen: Mapping[int, Round]) -> list[tuple[int, int, Floats, int]]:
     """Return what the server has: a round's number, a silo's (-1: all together), x_k, and of how many rows."""
-    run, found = case.run, list[tuple[int, int, Floats, int]]()
-    for number, one in seen.items():
-        rows = {silo: rows_of(run, silo, number) for silo in one.silos}
+    run, uploads = case.run, list[tuple[int, int, Floats, int]]()
+    for number, view in seen.items():
+        rows = {silo: rows_of(run, silo, number) for silo in view.silos}
         if run.masked:
-            found.append((number, -1, np.asarray(case.arrays[f"{OPENED}{number}"]), sum(rows.values())))
+            uploads.append((number, -1, np.asarray(case.arrays[f"{OPENED}{number}"]), sum(rows.values())))
         else:
-            found += [(number, run.silos.index(silo), x, rows[silo]) for silo, x in one.uploads.items()]
-    return found
+            uploads += [(number, run.silos.index(silo), x, rows[silo]) for silo, x in view.uploads.items()]
+    return uploads
 
 
 def opened(truth: Truth, rounds: Sequence[int]) -> dict[str, Array]:
@@ -355,24 +355,24 @@ def opened(truth: Truth, rounds: Sequence[int]) -> dict[str, Array]:
 
     Computed again from the rows, or where silos added noise, from the recorded messages.
     """
-    forward, found = forward_at(truth), dict[str, Array]()
+    forward, sums = forward_at(truth), dict[str, Array]()
     if truth.run.setting("dp-noise"):
         return _unmasked(truth, rounds, forward)
     for number, seen in seeded_rounds(truth.run, truth.heard("server", *rounds), forward).items():
         rows = truth.joined({silo: truth.batch(silo, number) for silo in seen.silos})
-        found[f"{OPENED}{number}"] = scalars(recipe_of(truth.run), forward, seen, rows.x, rows.y)
-    return found
+        sums[f"{OPENED}{number}"] = scalars(recipe_of(truth.run), forward, seen, rows.x, rows.y)
+    return sums
 
 
 def _unmasked(truth: Truth, rounds: Sequence[int], forward: Forward) -> dict[str, Array]:
     """Return the noised sums of rounds, as `evidence.uploads` puts them together from the server's messages."""
     upto = [number for number in truth.run.recorded if number <= max(rounds)]
-    found, recipe = dict[str, Array](), recipe_of(truth.run, forward)
+    sums, recipe = dict[str, Array](), recipe_of(truth.run, forward)
     for number in rounds:
         held = from_heard(truth.run, truth.heard("server", *upto), number)
         count = recipe.scalars or directions_of(recipe.form, truth.messages("server", number, Estimate)[-1].k)
-        found[f"{OPENED}{number}"] = np.asarray(held.total().means["scalars"][:count], np.float64)
-    return found
+        sums[f"{OPENED}{number}"] = np.asarray(held.total().means["scalars"][:count], np.float64)
+    return sums
 
 
 def used(truth: Truth, seen: Round, silo: str) -> NDArray[np.int64]:
@@ -381,7 +381,7 @@ def used(truth: Truth, seen: Round, silo: str) -> NDArray[np.int64]:
     if not truth.run.setting("dp-noise"):
         return truth.batch(silo, number)
     client = cast(Client, truth.role(silo, number))
-    graphs = [one.graph for at in truth.recorded for one in truth.messages("server", at, Agree, silo)]
+    graphs = [message.graph for at in truth.recorded for message in truth.messages("server", at, Agree, silo)]
     return client.lot(seen.ask, seen.seed, graphs[-1].tobytes() if graphs else b"")
 
 
@@ -394,8 +394,7 @@ def by_row(recipe: Recipe, forward: Forward, seen: Round, x: Array, y: Array) ->
     """Return the x_k that each of these rows would give in a round, float64[K, rows]."""
     if isinstance(seen.directions, Moves):
         return seen.directions.by_row(cast(MovesBlocks, forward), seen.ask.parameters, x, y)
-    found, _ = differences(recipe.form, recipe.sigma, seen.directions, forward, recipe.loss, seen.ask.parameters, x, y)
-    return found
+    return differences(recipe.form, recipe.sigma, seen.directions, forward, recipe.loss, seen.ask.parameters, x, y)[0]
 
 
 def true_gradient(truth: Truth, layout: Layout, at: Array, rows: Rows) -> Floats:
@@ -404,8 +403,8 @@ def true_gradient(truth: Truth, layout: Layout, at: Array, rows: Rows) -> Floats
     tensors = {**modules.arrays(model), **layout.split(np.asarray(at))}
     for tied, name in modules.ties(model).items():
         tensors[tied] = tensors[name]
-    found = evidence.gradient(model, tensors, rows, truth.loss)
-    return np.concatenate([found[name].ravel() for name in layout.shapes]).astype(np.float64)
+    gradients = evidence.gradient(model, tensors, rows, truth.loss)
+    return np.concatenate([gradients[name].ravel() for name in layout.shapes]).astype(np.float64)
 
 
 def cosine(a: Array, b: Floats) -> float:

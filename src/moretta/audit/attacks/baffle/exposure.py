@@ -50,20 +50,20 @@ def public(truth: Truth) -> dict[str, Array]:
     names, start = estimates.recipe_of(truth.run, forward).units, 0
     if not names:
         raise ParameterError("no linear layer of this model moves unit by unit, and no layer's gradient was uploaded")
-    found = estimates.fixed_of(truth)
+    arrays = estimates.fixed_of(truth)
     for name, shape in forward.layout.shapes.items():
         size = int(np.prod(shape, dtype=int))
         if name in names:
-            found[f"{PLACES}{name}"] = np.array([start, *shape])
+            arrays[f"{PLACES}{name}"] = np.array([start, *shape])
         if name in names or estimates.draws_own(truth.run):
             start += size
-    return found
+    return arrays
 
 
 def shown(case: Case, stamp: Stamp, tensors: Tensors) -> tuple[Tensors, Tensors]:
     """Return the model that was sent, and the gradients of linear layers in an upload or a sum."""
-    asks = (one.message for one in case.heard("server", Estimate))
-    ask = next(one for one in asks if isinstance(one, Estimate) and one.stamp == stamp)
+    asks = (entry.message for entry in case.heard("server", Estimate))
+    ask = next(message for message in asks if isinstance(message, Estimate) and message.stamp == stamp)
     estimate, gradients = np.asarray(tensors[ESTIMATE], np.float64), dict[str, Array]()
     for name, place in under(PLACES, case.arrays).items():
         start, *shape = place.tolist()

@@ -70,10 +70,10 @@ SECONDS, SECONDS_THOROUGH = 2.5, 600.0  # of an idle core, about, by which start
 SEED = 13
 
 
-def given(truth: Truth) -> Given:
+def gather(truth: Truth) -> Given:
     """Give the server its view, what its sums opened to, and what a mean row is like."""
     tokens = truth.run.has_tokens or truth.rows(truth.run.silos[0]).x.dtype.kind in "iu"
-    return estimates.given_numbers(truth, {"tokens": np.array(tokens)}, "nothing")
+    return estimates.gather_numbers(truth, {"tokens": np.array(tokens)}, "nothing")
 
 
 def attack(case: Case) -> Claim:
@@ -84,7 +84,7 @@ def attack(case: Case) -> Claim:
     uploads = estimates.uploads_of(case, seen)
     size = next(iter(seen.values())).directions.size
     uploads = uploads[-max(1, MOST_ENTRIES // size) :]
-    found = [
+    values = [
         of.estimate(x) if isinstance(of := seen[number].directions, Moves) else gradient(form, x, of)
         for number, _, x, _ in uploads
     ]
@@ -93,14 +93,14 @@ def attack(case: Case) -> Claim:
     return {
         "rounds": np.array([number for number, *_ in uploads]),
         "silos": np.array([silo for _, silo, *_ in uploads]),
-        "estimates": np.array(found, dtype=np.float32),
+        "estimates": np.array(values, dtype=np.float32),
         "best": np.array(best),
         "row": row,
         "misfit": np.array(misfit),
     }
 
 
-def _row(case: Case, form: str, layout: Layout, seen: estimates.Round, found: Floats) -> tuple[Array, float]:
+def _row(case: Case, form: str, layout: Layout, seen: estimates.Round, uploaded: Floats) -> tuple[Array, float]:
     """Return the row whose own x_k come closest to those found, empty where D is too large, and by how much."""
     of = seen.directions
     entries = of.products if isinstance(of, Moves) else of.size * of.count
@@ -109,7 +109,7 @@ def _row(case: Case, form: str, layout: Layout, seen: estimates.Round, found: Fl
         return np.zeros(0), 1.0
     model, at = estimates.partly_trained(case.model(), case.run), layout.split(np.array(seen.ask.parameters))
     linear, tensors = (list(at), _numbers(of, form, list(at))), {**under(estimates.FIXED, case.arrays), **at}
-    gradients = Gradients(model, tensors, {"x": found}, case.run.loss, linear=linear)
+    gradients = Gradients(model, tensors, {"x": uploaded}, case.run.loss, linear=linear)
     row = network.cost_of_passes(model, network.cost_of_row(model, case.run.shape), 1, network.SEARCHED)
     seconds = SECONDS_THOROUGH if case.thorough else SECONDS
     starts = network.times(seconds, STEPS * (row + 4.0 * entries), 1, STARTS)
@@ -127,7 +127,7 @@ def _numbers(of: Directions | Moves, form: str, names: Sequence[str]) -> Callabl
         return lambda slopes: of.along(dict(zip(names, slopes, strict=True)))
     rows = np.concatenate([part.copy() for part in of.perturbed(np.zeros(of.size), 1.0)])
     matrix = torch.tensor(rows - rows.mean(axis=0) if form == "mean" else rows)
-    return lambda slopes: matrix @ torch.cat([one.ravel() for one in slopes])
+    return lambda slopes: matrix @ torch.cat([slope.ravel() for slope in slopes])
 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
@@ -194,7 +194,7 @@ def _compared(row: Array, rows: Rows, truth: Truth) -> tuple[dict[str, float], l
     """Return the relative error of a row against the nearest in the batch, beside that of the mean background row."""
     if not row.size:
         return {}, []
-    errors = [relative_error(row, one) for one in rows.x]
+    errors = [relative_error(row, true) for true in rows.x]
     mean = _mean_row(truth, rows.x.shape[1:])
     nearest = int(np.argmin(errors))
     pictures = []
@@ -202,7 +202,7 @@ def _compared(row: Array, rows: Rows, truth: Truth) -> tuple[dict[str, float], l
         pictures = [Reconstruction("the row that fits the uploaded numbers best", rows.x[[nearest]], row)]
     figures = {
         "row_error": errors[nearest],
-        "mean_row_error": min(relative_error(mean, one) for one in rows.x),
+        "mean_row_error": min(relative_error(mean, true) for true in rows.x),
         "rows_in_upload": float(len(rows.x)),
     }
     return figures, pictures
@@ -229,7 +229,7 @@ K_RANK = Attack(
     source="Feng et al. (BAFFLE), Theorem 3.1; the K numbers matched as in Zhu et al., NeurIPS 2019",
     protocols=frozenset({"baffle"}),
     fits=estimates.fits,
-    given=given,
+    given=gather,
     attack=attack,
     score=score,
 )
@@ -252,7 +252,7 @@ def fits_own(run: PublicRun) -> str:
     return augmented(run) or no_training(run)
 
 
-def given_own(truth: Truth) -> Given:
+def gather_own(truth: Truth) -> Given:
     """Give the server its view of the first rounds."""
     rounds, layers = list(first_rounds(truth, FIRST)), not estimates.draws_own(truth.run)
     if layers and not estimates.recipe_of(truth.run, estimates.forward_at(truth)).units:
@@ -267,15 +267,15 @@ def given_own(truth: Truth) -> Given:
 
 def attack_own(case: Case) -> Claim:
     """Claim estimates [uploads, n] of rounds and silos (-1 for their sum)."""
-    found = list[tuple[int, int, Array]]()
+    claims = list[tuple[int, int, Array]]()
     for number in case.arrays["rounds"].tolist():
         held = of_round(case, number)
         if case.run.masked:
-            found.append((number, -1, held.total().means[ESTIMATE]))
+            claims.append((number, -1, held.total().means[ESTIMATE]))
         else:
             silos = case.run.silos
-            found += [(number, silos.index(silo), held.bare(silo, 1)[ESTIMATE]) for silo in held.counted]
-    rounds, silos_of, values = zip(*found, strict=True)
+            claims += [(number, silos.index(silo), held.bare(silo, 1)[ESTIMATE]) for silo in held.counted]
+    rounds, silos_of, values = zip(*claims, strict=True)
     return {"rounds": np.array(rounds), "silos": np.array(silos_of), "estimates": np.array(values, np.float32)}
 
 
@@ -291,7 +291,7 @@ def score_own(claim: Claim, truth: Truth) -> AttackResult:
         rows = truth.joined({name: truth.batch(name, int(number)) for name in names})
         true, silos = estimates.true_gradient(truth, layout, ask.parameters, rows), len(names)
         cosines.append(estimates.cosine(estimate, parts.taken(true)))
-        compared = [one for one in recipe.blocks if own or one.kind == "units"]
+        compared = [block for block in recipe.blocks if own or block.kind == "units"]
         if compared:
             expected.append(cosine_expected(compared, layout, true, silos))
     at_once = directions_of(recipe.form, estimates.settings_of(truth.run).directions_at_once)
@@ -322,7 +322,7 @@ OWN = Attack(
     source="Feng et al. (BAFFLE), Theorem 3.1, of directions that the authors' code draws at each client",
     protocols=frozenset({"baffle"}),
     fits=fits_own,
-    given=given_own,
+    given=gather_own,
     attack=attack_own,
     score=score_own,
 )

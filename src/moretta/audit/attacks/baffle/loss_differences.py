@@ -34,11 +34,11 @@ SEED = 11
 SMALL = 1e-300
 
 
-def given(truth: Truth) -> Given:
+def gather(truth: Truth) -> Given:
     """Give the server its view, what its sums opened to, and background rows."""
     known = truth.background
     knowledge = f"{len(known.x)} labelled background rows, to compare with and to make noise like"
-    return estimates.given_numbers(truth, {"x": known.x, "y": known.y}, knowledge)
+    return estimates.gather_numbers(truth, {"x": known.x, "y": known.y}, knowledge)
 
 
 def attack(case: Case) -> Claim:
@@ -50,7 +50,7 @@ def attack(case: Case) -> Claim:
     uploads, tokens = estimates.uploads_of(case, seen), case.run.has_tokens
     draws = _draws(case, seen, max(rows for *_, rows in uploads), len(uploads))
     data, noise = list[float](), list[float]()
-    for number, _, found, rows in uploads:
+    for number, _, uploaded, rows in uploads:
         known_x, known_y = case.arrays["x"][:MOST_ROWS].copy(), case.arrays["y"][:MOST_ROWS]
         batches = list[Floats]()
         while len(batches) < draws:
@@ -58,10 +58,10 @@ def attack(case: Case) -> Claim:
             slopes = estimates.by_row(recipe, forward, seen[number], x, y).reshape(-1, TOGETHER, rows).mean(axis=2)
             batches += list(slopes.T)
         of_data = estimates.scalars(recipe, forward, seen[number], known_x, known_y)
-        one, others = told(found, of_data, np.array(batches))
-        data.append(one)
+        z, others = z_scores(uploaded, of_data, np.array(batches))
+        data.append(z)
         noise += list(others)
-    words = [one for number in seen for one in seen[number].words.values()]
+    words = [word for number in seen for word in seen[number].words.values()]
     return {"data": np.array(data), "noise": np.array(noise), "words_p": np.array(uniformity(words))}
 
 
@@ -77,13 +77,13 @@ def _draws(case: Case, seen: Mapping[int, estimates.Round], rows: int, uploads: 
     return TOGETHER * network.times(seconds, together, LEAST // TOGETHER, DRAWS // TOGETHER)
 
 
-def told(found: Floats, of_data: Floats, of_noise: Floats) -> tuple[float, Floats]:
+def z_scores(uploaded: Floats, of_data: Floats, of_noise: Floats) -> tuple[float, Floats]:
     """Return z of x_k found, and of a third of the noise batches. of_data: [K]; of_noise: [batches, K]."""
     third = len(of_noise) // 3
     towards = of_data - of_noise[:third].mean(axis=0)
     measured = of_noise[third : 2 * third] @ towards
     middle, scale = measured.mean(), max(float(measured.std(ddof=1)), SMALL)
-    return float((found @ towards - middle) / scale), (of_noise[2 * third :] @ towards - middle) / scale
+    return float((uploaded @ towards - middle) / scale), (of_noise[2 * third :] @ towards - middle) / scale
 
 
 def noise_rows(
@@ -108,7 +108,7 @@ def uniformity(words: list[Array]) -> float:
 
     if not words:
         return 1.0
-    together = np.concatenate([one.ravel() for one in words])
+    together = np.concatenate([word.ravel() for word in words])
     return float(stats.kstest(together / 2.0 ** (8 * together.dtype.itemsize), "uniform").pvalue)
 
 
@@ -142,7 +142,7 @@ ATTACK = Attack(
     source="two-sample test of Feng et al. (BAFFLE), appendix D, Fig. 5",
     protocols=frozenset({"baffle"}),
     fits=estimates.fits,
-    given=given,
+    given=gather,
     attack=attack,
     score=score,
 )

@@ -60,7 +60,7 @@ def fits(run: PublicRun) -> str:
     return "" if 1 in run.recorded else "the round in which the seed was agreed on was not recorded"
 
 
-def given(truth: Truth) -> Given:
+def gather(truth: Truth) -> Given:
     """Give the server its view of the first round, in which the seed was agreed on, and background rows."""
     estimates.check_scalars(truth)
     known = truth.background
@@ -102,11 +102,11 @@ def gain(directions: Directions | Moves, target: Floats) -> float:
 def gains(run: PublicRun, forward: Forward, seen: estimates.Round, target: Floats, seeds: int) -> Floats:
     """Return S of so many seeds at random in this round."""
     recipe, root = estimates.recipe_of(run, forward), SecretRoot.insecure(INSECURE, SERVER)
-    found = list[float]()
+    values = list[float]()
     for number in range(seeds):
         seed = root.derive("a seed that a server tries", number)
-        found.append(gain(estimates.directions_at(recipe, forward.layout, seen.ask, seed), target))
-    return np.array(found)
+        values.append(gain(estimates.directions_at(recipe, forward.layout, seen.ask, seed), target))
+    return np.array(values)
 
 
 def in_order(heard: Sequence[Heard]) -> bool:
@@ -116,24 +116,24 @@ def in_order(heard: Sequence[Heard]) -> bool:
     """
     committed, shown, opened = dict[str, bytes](), dict[str, bytes](), dict[str, bytes]()
     cohort, agreed = tuple[str, ...](), dict[str, bytes]()
-    for one in heard:
-        match one.message:
+    for entry in heard:
+        match entry.message:
             case Commit():
                 if shown:  # a set-up that begins again
                     committed, shown, opened = {}, {}, {}
-                cohort = one.message.cohort
+                cohort = entry.message.cohort
             case Committed() if shown:
                 return False  # it came when others' were already shown
             case Committed():
-                committed[one.peer] = one.message.commitment
+                committed[entry.peer] = entry.message.commitment
             case Reveal():
-                shown = dict(one.message.commitments)
+                shown = dict(entry.message.commitments)
             case Revealed() if not shown:
                 return False
             case Revealed():
-                opened[one.peer] = one.message.contribution
+                opened[entry.peer] = entry.message.contribution
             case Agree():
-                agreed = dict(one.message.contributions)
+                agreed = dict(entry.message.contributions)
     if set(committed) != set(cohort) or {**committed, SERVER: shown.get(SERVER)} != shown:
         return False
     same = agreed == {**opened, SERVER: agreed.get(SERVER, b"")}
@@ -151,7 +151,7 @@ def _target(case: Case, seen: estimates.Round, layout: Layout) -> Floats:
     outputs = torch.func.functional_call(model, {**fixed, **at}, (torch.tensor(case.arrays["x"]),))
     value = Loss(case.run.loss)(outputs, torch.tensor(case.arrays["y"]))
     slopes = torch.autograd.grad(value, list(at.values()), materialize_grads=True)
-    flat: Array = np.concatenate([one.numpy().ravel() for one in slopes]).astype(np.float64)
+    flat: Array = np.concatenate([slope.numpy().ravel() for slope in slopes]).astype(np.float64)
     length = float(np.linalg.norm(flat))
     return flat / length if length else np.full(flat.size, flat.size**-0.5)
 
@@ -161,7 +161,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     recorded, others = float(claim["recorded"]), claim["others"]
     below, best, count = int(np.sum(others < recorded)), float(others.max()), len(others)
     order, place = bool(claim["in_order"]), below / count
-    told = "all were committed before any contribution was shown" if order else OUT_OF_ORDER
+    when = "all were committed before any contribution was shown" if order else OUT_OF_ORDER
     return AttackResult(
         measure="part of seeds at random that show the server less of what it would like to see; 1 if it could choose",
         score=place if order else 1.0,
@@ -169,7 +169,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
         interval=of_rate(below, count) if order else (1.0, 1.0),
         sentence=f"The recorded seed shows the server {recorded:.2f} times what any seed does of a gradient it would "
         f"like to see, more than {place:.0%} of {count} seeds; choosing among them would have given it {best:.2f} "
-        f"times, and {told}",
+        f"times, and {when}",
         figures={
             "place": place,
             "gain_recorded": recorded,
@@ -189,7 +189,7 @@ ATTACK = Attack(
     source="derivation; Feng et al. (BAFFLE) let the server send the seed",
     protocols=frozenset({"baffle"}),
     fits=fits,
-    given=given,
+    given=gather,
     attack=attack,
     score=score,
 )

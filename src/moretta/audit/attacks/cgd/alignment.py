@@ -40,7 +40,7 @@ def fits(run: PublicRun) -> str:
     return "" if 1 in run.recorded else "round 1, in whose set-up rows were aligned, was not recorded"
 
 
-def given(truth: Truth) -> Given:
+def gather(truth: Truth) -> Given:
     """Give the relay its view of the first set-up, a blinded list as files have it, and a dictionary of ids."""
     listing = _listing(truth)
     words = [name for name, _ in dictionary(listing)]
@@ -68,10 +68,10 @@ def dictionary(listing: Listing) -> list[tuple[str, bool]]:
 def attack(case: Case) -> Claim:
     """Claim for each id of the dictionary how close it came to something in the lists, in bits of 256."""
     words = case.arrays["dictionary"].tobytes().decode().split("\n")
-    seen = [one.message for one in case.heard("server", Message, "received")]
+    seen = [entry.message for entry in case.heard("server", Message, "received")]
     sealed = [message.points for message in seen if isinstance(message, Blinded | BlindedAgain)]
     lists = [case.arrays["points"].reshape(-1), *sealed]
-    blocks = np.concatenate([_blocks(one, offset) for one in lists for offset in OFFSETS])
+    blocks = np.concatenate([_blocks(points, offset) for points in lists for offset in OFFSETS])
     return {"closeness": np.max([_closest(marks, blocks) for marks in _marks(words)], axis=0)}
 
 
@@ -79,12 +79,12 @@ def _marks(words: Sequence[str]) -> list[Array]:
     """Return what follows from ids without a secret: uint8[ids, 32] of each kind."""
     numbered = [word.encode() + bytes(5) for word in words]
     kinds = (hashlib.sha256, hashlib.sha512, hashlib.blake2s, hashlib.sha3_256)
-    found = [
+    marks = [
         np.frombuffer(b"".join(kind(text).digest()[:POINT_BYTES] for text in texts), np.uint8).reshape(-1, POINT_BYTES)
         for kind in kinds
         for texts in ([word.encode() for word in words], numbered)
     ]
-    return [*found, encode(numbered)]
+    return [*marks, encode(numbered)]
 
 
 def _blocks(content: Array, offset: int) -> Array:
@@ -94,7 +94,7 @@ def _blocks(content: Array, offset: int) -> Array:
 
 def _closest(marks: Array, blocks: Array) -> Floats:
     """Return the most bits that each mark has in common with any block."""
-    signs = [1.0 - 2.0 * np.unpackbits(one, axis=1).astype(np.float32) for one in (marks, blocks)]
+    signs = [1.0 - 2.0 * np.unpackbits(values, axis=1).astype(np.float32) for values in (marks, blocks)]
     return np.asarray((256 + (signs[0] @ signs[1].T).max(axis=1)) / 2, dtype=np.float64)
 
 
@@ -137,13 +137,13 @@ DICTIONARY = Attack(
     source="a dictionary of ids against lists of private set intersection; docs/alignment.md",
     protocols=frozenset({"cgd"}),
     fits=fits,
-    given=given,
+    given=gather,
     attack=attack,
     score=score,
 )
 
 
-def given_shared(truth: Truth) -> Given:
+def gather_shared(truth: Truth) -> Given:
     """Give the first holder of a row of several what it keeps itself."""
     name = _holders(truth)[0]
     return Given(
@@ -197,7 +197,7 @@ MEMBERSHIP = Attack(
     source="what private set intersection is for; docs/alignment.md",
     protocols=frozenset({"cgd"}),
     fits=fits,
-    given=given_shared,
+    given=gather_shared,
     attack=attack_shared,
     score=score_shared,
 )

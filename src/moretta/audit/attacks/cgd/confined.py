@@ -90,8 +90,8 @@ def stepped(truth: Truth, name: str, number: int) -> dict[str, Array]:
 
 def summed_silos(truth: Truth, name: str, number: int) -> tuple[str, ...]:
     """Return who is in the sum that a participant stepped by in a round, as it was sent; nobody if it did not step."""
-    told = truth.messages(name, number, Descend)
-    return told[-1].silos if told else ()
+    messages = truth.messages(name, number, Descend)
+    return messages[-1].silos if messages else ()
 
 
 def whole_sums(truth: Truth, least: int = 1) -> list[int]:
@@ -100,11 +100,11 @@ def whole_sums(truth: Truth, least: int = 1) -> list[int]:
     Raises `moretta.errors.ParameterError` where there are fewer than so many.
     """
     silos = truth.run.silos
-    found = [k for k in truth.recorded if set(summed_silos(truth, silos[0], k)) == set(silos)]
-    if len(found) < least:
+    rounds = [k for k in truth.recorded if set(summed_silos(truth, silos[0], k)) == set(silos)]
+    if len(rounds) < least:
         few = f"fewer than {least} recorded rounds have a sum over all participants"
         raise ParameterError(few if least > 1 else "in no recorded round were all participants in the sum")
-    return found
+    return rounds
 
 
 def rows_of_sum(truth: Truth, number: int) -> int:
@@ -129,12 +129,12 @@ def merits(truth: Truth, weights: Tensors, rows: Rows) -> Floats:
 
     Their mean is the accuracy, or R^2: 1 - mean squared error / variance.
     """
-    found = truth.predicted(weights, rows.x)
+    outputs = truth.predicted(weights, rows.x)
     if truth.run.task == "classification":
-        return np.asarray(classes_of(found) == classes_of(rows.y), dtype=np.float64)
+        return np.asarray(classes_of(outputs) == classes_of(rows.y), dtype=np.float64)
     true = np.asarray(rows.y, dtype=np.float64)
     scale = float(np.square(true - true.mean(axis=0)).sum(axis=1).mean())
-    return np.asarray(1.0 - np.square(found - true).sum(axis=1) / max(scale, 1e-300))
+    return np.asarray(1.0 - np.square(outputs - true).sum(axis=1) / max(scale, 1e-300))
 
 
 def participants_scores(truth: Truth, number: int, rows: Rows) -> Floats:
@@ -150,17 +150,17 @@ def guessing(truth: Truth, rows: Rows) -> float:
     return float(np.bincount(classes_of(rows.y)).max()) / len(rows.x)
 
 
-def said(truth: Truth, score: float) -> str:
+def in_words(truth: Truth, score: float) -> str:
     """Return a score in words."""
     return f"an accuracy of {100 * score:.1f} %" if truth.run.task == "classification" else f"an R^2 of {score:.3f}"
 
 
-def compared(found: Array, true: Array, guess: Array) -> tuple[tuple[float, float, Interval], float, float]:
+def compared(claimed: Array, true: Array, guess: Array) -> tuple[tuple[float, float, Interval], float, float]:
     """Return score, chance and interval of 1 - |found - true| / |true| of matrices, over lines drawn again.
 
     Behind them stand that relative error, and the guess's.
     """
-    both = np.stack([np.square(found - true).sum(axis=1), np.square(true).sum(axis=1)], axis=1)  # [lines, 2]
+    both = np.stack([np.square(claimed - true).sum(axis=1), np.square(true).sum(axis=1)], axis=1)  # [lines, 2]
 
     def error(some: Floats) -> float:
         miss, size = np.sqrt(some.sum(axis=0))
@@ -176,8 +176,8 @@ def compared(found: Array, true: Array, guess: Array) -> tuple[tuple[float, floa
 
 def aligned_order(truth: Truth, name: str) -> NDArray[np.int64] | None:
     """Return which of its rows a holder trained on, in which order; None where the run did not align them."""
-    found: NDArray[np.int64] | None = truth.states(after_last(truth))[f"silo-{name}"].get(ALIGNED_ORDER)
-    return found
+    order: NDArray[np.int64] | None = truth.states(after_last(truth))[f"silo-{name}"].get(ALIGNED_ORDER)
+    return order
 
 
 @dataclass(frozen=True)
@@ -208,14 +208,14 @@ class JointRow:
 
     def holders_in_other_rows(self) -> list[str]:
         """Return for each of the others' columns a participant of another row that holds them, and so their D."""
-        found = []
+        holders = []
         for name in self.others:
-            same = [one for one in self.grid.parts.values() if one.columns == self.grid.parts[name].columns]
-            beside = [one.name for one in same if one.row != self.name]
+            same = [part for part in self.grid.parts.values() if part.columns == self.grid.parts[name].columns]
+            beside = [part.name for part in same if part.row != self.name]
             if not beside:
                 raise ParameterError("the grid has one row, so that nobody but the attacked hold D of their columns")
-            found.append(beside[0])
-        return found
+            holders.append(beside[0])
+        return holders
 
     def columns(self, name: str) -> list[int]:
         """Return the indices of a holder's columns."""
@@ -265,5 +265,5 @@ class JointRow:
         targets = torch.tensor(self.rows.y[self.batch(number)])
         weights = participant(self.truth, self.head, number).model()
         with torch.random.fork_rng():  # layers with dropout draw it anew
-            found, _ = head_pass(self.layers, weights, z.to(self.truth.dtype), targets, self.truth.loss, no_phase)
-        return found.numpy()
+            delta, _ = head_pass(self.layers, weights, z.to(self.truth.dtype), targets, self.truth.loss, no_phase)
+        return delta.numpy()

@@ -26,7 +26,7 @@ from moretta.protocols.cgd.messages import Descend
 NO_FLOOR = 1e300  # R^2 has none
 
 
-def given(truth: Truth) -> Given:
+def gather(truth: Truth) -> Given:
     """Give the first participant its own D after the last recorded round, and the public point."""
     confined.check_whole(truth)
     silo, number = truth.run.silos[0], confined.after_last(truth)
@@ -50,19 +50,19 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the confined models on rows that nobody trained on."""
     rows, number = truth.others, confined.after_last(truth)
     hits = confined.merits(truth, claim, rows)
-    found, chance = float(hits.mean()), confined.guessing(truth, rows)
+    merit, chance = float(hits.mean()), confined.guessing(truth, rows)
     theirs = confined.participants_scores(truth, number, rows)
-    beaten = int((found > theirs).sum())
+    beaten = int((merit > theirs).sum())
     tasks = truth.run.task == "classification"
     return AttackResult(
         measure="accuracy of D as a model" if tasks else "R^2 of D as a model",
-        score=found,
+        score=merit,
         chance=chance,
         constant=chance if tasks else None,
         interval=of_rate(int(hits.sum()), len(hits)) if tasks else of_mean(hits, -NO_FLOOR, 1.0),
-        sentence=f"A participant that takes D for a model has {confined.said(truth, found)} on {len(hits)} rows "
-        f"that nobody trained on, where confined models have {confined.said(truth, float(theirs.mean()))} on average; "
-        f"D does better than {beaten} of {len(theirs)}",
+        sentence=f"A participant that takes D for a model has {confined.in_words(truth, merit)} on {len(hits)} rows "
+        f"that nobody trained on, where confined models have {confined.in_words(truth, float(theirs.mean()))} on "
+        f"average; D does better than {beaten} of {len(theirs)}",
         figures={
             "confined_mean": float(theirs.mean()),
             "confined_worst": float(theirs.min()),
@@ -80,7 +80,7 @@ ALONE = Attack(
     source="w_l(k) = w_l(1) + D(k) of Confined Gradient Descent, Algorithm 1; docs/cgd.md",
     protocols=frozenset({"cgd"}),
     fits=always,
-    given=given,
+    given=gather,
     attack=attack,
     score=score,
 )
@@ -90,7 +90,7 @@ STARTS = 10  # that are drawn, one after the other
 SEED = 0
 
 
-def given_outside(truth: Truth) -> Given:
+def gather_outside(truth: Truth) -> Given:
     """Give the relayed sums from the first round on where they can be read, else a participant's D."""
     confined.check_whole(truth)
     silo, rounds = truth.run.silos[0], _from_the_first(truth)
@@ -136,19 +136,19 @@ def score_outside(claim: Claim, truth: Truth) -> AttackResult:
     last = _from_the_first(truth) if confined.is_readable(truth) else []
     number = last[-1] + 1 if last else confined.after_last(truth)
     hits = np.array([
-        confined.merits(truth, {name: value[one] for name, value in claim.items()}, rows) for one in range(STARTS)
+        confined.merits(truth, {name: value[start] for name, value in claim.items()}, rows) for start in range(STARTS)
     ])  # fmt: skip
-    found, mean = float(hits.mean()), float(confined.participants_scores(truth, number, rows).mean())
+    merit, mean = float(hits.mean()), float(confined.participants_scores(truth, number, rows).mean())
     tasks, chance = truth.run.task == "classification", confined.guessing(truth, rows)
     return AttackResult(
         measure=f"{'accuracy' if tasks else 'R^2'} of D on a start of one's own, mean of {STARTS} starts",
-        score=found,
+        score=merit,
         chance=chance,
         constant=chance if tasks else None,
         interval=of_mean(hits.mean(axis=0), 0.0 if tasks else -NO_FLOOR, 1.0),
         sentence=f"Whoever is given D by {'the relay, which is not blind' if last else 'a participant'} has with a "
-        f"start of its own {confined.said(truth, found)}, where participants have {confined.said(truth, mean)} on "
-        "average",
+        f"start of its own {confined.in_words(truth, merit)}, where participants have {confined.in_words(truth, mean)} "
+        "on average",
         figures={"confined_mean": mean, "worst_start": float(hits.mean(1).min()), "after_round": number - 1.0},
     )
 
@@ -161,7 +161,7 @@ OUTSIDER = Attack(
     source="w_l(k) = w_l(1) + D(k) of Confined Gradient Descent, Algorithm 1, with a start of nobody's",
     protocols=frozenset({"cgd"}),
     fits=always,
-    given=given_outside,
+    given=gather_outside,
     attack=attack_outside,
     score=score_outside,
 )

@@ -41,7 +41,7 @@ def fits(run: PublicRun) -> str:
     return "" if len(run.recorded) > 1 else "it takes two recorded rounds or more"
 
 
-def given(truth: Truth) -> Given:
+def gather(truth: Truth) -> Given:
     """Give the head's z of the others by round, and D1 of their columns by a member of another row each."""
     row, rounds = confined.JointRow.first(truth), truth.recorded[:ROUNDS]
     helpers, weight = row.holders_in_other_rows(), row.layers.weight
@@ -68,7 +68,7 @@ def attack(case: Case) -> Claim:
     used: dict[tuple[int, ...], list[int]] = {}  # rows by the rounds that they are in
     for row in sorted(set().union(*places.values())):
         used.setdefault(tuple(number for number in rounds if row in places[number]), []).append(row)
-    rows, found = list[int](), list[Floats]()
+    rows, features = list[int](), list[Floats]()
     for of, members in used.items():
         room = len(members) if case.thorough else min(len(members), MOST_ROWS - len(rows))
         if len(of) < 2 or not room:
@@ -78,9 +78,9 @@ def attack(case: Case) -> Claim:
         moved = np.stack([case.arrays[f"moved/{k}"] for k in of])
         rows += members
         rounding = float(np.finfo(case.run.dtype).eps * np.sqrt(np.mean(z**2)))
-        found.append(solved(z, moved, max(rounding, float(case.arrays["step"]))))  # of the dtype, and of the ring
+        features.append(solved(z, moved, max(rounding, float(case.arrays["step"]))))  # of the dtype, and of the ring
     width = case.arrays[f"moved/{rounds[0]}"].shape[1]
-    return {"rows": np.array(rows, dtype=np.int64), "x": np.concatenate([np.zeros((0, width)), *found])}
+    return {"rows": np.array(rows, dtype=np.int64), "x": np.concatenate([np.zeros((0, width)), *features])}
 
 
 def solved(z: Floats, moved: Floats, noise: float) -> Floats:
@@ -118,7 +118,7 @@ FEATURES = Attack(
     source="z(k) - z(1) = X (D1(k) - D1(1)); contradicts t <= m - 2 of Confined Gradient Descent for joint rows",
     protocols=frozenset({"cgd"}),
     fits=fits,
-    given=given,
+    given=gather,
     attack=attack,
     score=score,
 )
@@ -138,7 +138,7 @@ def fits_labels(run: PublicRun) -> str:
     return no_training(run)
 
 
-def given_labels(truth: Truth) -> Given:
+def gather_labels(truth: Truth) -> Given:
     """Give a holder without labels the Delta that it opens, of the first recorded rounds until all rows were used."""
     row = confined.JointRow.first(truth)
     if not row.others:
@@ -167,14 +167,14 @@ def attack_labels(case: Case) -> Claim:
     first = dict[int, Array]()  # Delta of a row when it was first used
     for number in rounds:
         delta = case.arrays[f"delta/{number}"].astype(np.float64)
-        for row, found in zip(case.arrays[f"batch/{number}"].tolist(), delta, strict=True):
-            first.setdefault(row, found)
+        for row, value in zip(case.arrays[f"batch/{number}"].tolist(), delta, strict=True):
+            first.setdefault(row, value)
     deltas = np.stack(list(first.values()))
     unit = deltas / np.maximum(np.linalg.norm(deltas, axis=1, keepdims=True), 1e-300)
     clusters = min(max(case.run.outputs, 2), len(unit))
     generator = np.random.default_rng(0)
-    _, found = min((_k_means(unit, clusters, generator) for _ in range(STARTS)), key=lambda one: one[0])
-    return {"rows": np.array(list(first), dtype=np.int64), "cluster": found}
+    _, assigned = min((_k_means(unit, clusters, generator) for _ in range(STARTS)), key=lambda result: result[0])
+    return {"rows": np.array(list(first), dtype=np.int64), "cluster": assigned}
 
 
 def _k_means(rows: Array, clusters: int, generator: np.random.Generator) -> tuple[float, NDArray[np.int64]]:
@@ -187,9 +187,9 @@ def _k_means(rows: Array, clusters: int, generator: np.random.Generator) -> tupl
         nearest = _squares(rows, centers).min(axis=1) + 1e-12
         centers = np.concatenate([centers, rows[[generator.choice(len(rows), p=nearest / nearest.sum())]]])
     for _ in range(SWEEPS):
-        found = _squares(rows, centers).argmin(axis=1)
-        moved = np.stack([rows[found == one].mean(axis=0) if (found == one).any() else old
-                          for one, old in enumerate(centers)])  # fmt: skip
+        assigned = _squares(rows, centers).argmin(axis=1)
+        moved = np.stack([rows[assigned == cluster].mean(axis=0) if (assigned == cluster).any() else old
+                          for cluster, old in enumerate(centers)])  # fmt: skip
         if np.array_equal(moved, centers):
             break
         centers = moved
@@ -210,15 +210,15 @@ def score_labels(claim: Claim, truth: Truth) -> AttackResult:
     row = confined.JointRow.first(truth)
     labels = classes_of(row.rows.y[claim["rows"]])
     pairs = np.stack([labels, claim["cluster"]], axis=1)
-    found = float(adjusted_rand_score(*pairs.T))
+    index = float(adjusted_rand_score(*pairs.T))
     return AttackResult(
         measure="adjusted Rand index of clusters and labels",
-        score=found,
+        score=index,
         chance=0.0,
         constant=0.0,
         interval=_spread(pairs, lambda some: float(adjusted_rand_score(*some.T))),
         sentence=f"A participant without labels clusters {len(pairs)} rows of Delta by label to an adjusted Rand index "
-        f"of {found:.2f}",
+        f"of {index:.2f}",
         figures={"rows": float(len(pairs)), "classes": float(len(np.unique(labels)))},
     )
 
@@ -231,8 +231,8 @@ def _spread(pairs: NDArray[np.int64], statistic: Callable[[NDArray[np.int64]], f
     interval holds 0 too.
     """
     generator, half, whole = np.random.default_rng(0), max(len(pairs) // 2, 1), statistic(pairs)
-    found = [statistic(pairs[generator.permutation(len(pairs))[:half]]) for _ in range(DRAWS)]
-    low, high = (float(end) for end in np.quantile(found, [SIDE, 1 - SIDE]))
+    values = [statistic(pairs[generator.permutation(len(pairs))[:half]]) for _ in range(DRAWS)]
+    low, high = (float(end) for end in np.quantile(values, [SIDE, 1 - SIDE]))
     if low > 0.0:
         labels, clusters = pairs.T
         deals = [statistic(np.stack([labels, generator.permutation(clusters)], axis=1)) for _ in range(DRAWS)]
@@ -249,7 +249,7 @@ LABELS = Attack(
     source="Delta = d loss / d z as joint rows of Confined Gradient Descent send it; docs/cgd.md",
     protocols=frozenset({"cgd"}),
     fits=fits_labels,
-    given=given_labels,
+    given=gather_labels,
     attack=attack_labels,
     score=score_labels,
 )

@@ -60,7 +60,7 @@ def fits(run: PublicRun) -> str:
     return no_training(run) if len(run.silos) > 1 else "there is one participant, and nobody else"
 
 
-def given(truth: Truth) -> Given:
+def gather(truth: Truth) -> Given:
     """Give the first participant the steps of its own D and its own gradients, flat."""
     confined.check_whole(truth)
     silo, rounds = truth.run.silos[0], confined.whole_sums(truth)[:FIRST]
@@ -70,7 +70,7 @@ def given(truth: Truth) -> Given:
         arrays={
             "rounds": np.array(rounds),
             "means": np.array([flat(confined.stepped(truth, silo, number)) for number in rounds]),
-            "own": np.array([one.rows * flat(one.gradients) for one in own]),
+            "own": np.array([local.rows * flat(local.gradients) for local in own]),
             "totals": np.array([confined.rows_of_sum(truth, number) for number in rounds], dtype=np.float64),
         },
         view=f"none but what {silo} holds itself",
@@ -81,8 +81,8 @@ def given(truth: Truth) -> Given:
 
 def attack(case: Case) -> Claim:
     """Claim another's n_l g_l of each round, [rounds, parameters]."""
-    given = case.arrays
-    return {"rounds": given["rounds"], "other": given["totals"][:, None] * given["means"] - given["own"]}
+    arrays = case.arrays
+    return {"rounds": arrays["rounds"], "other": arrays["totals"][:, None] * arrays["means"] - arrays["own"]}
 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
@@ -90,10 +90,10 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     silo, *others = truth.run.silos
     other = max(others, key=lambda name: truth.run.rows[name])
     errors, guesses = [], []
-    for number, found in zip(claim["rounds"].tolist(), claim["other"], strict=True):
+    for number, claimed in zip(claim["rounds"].tolist(), claim["other"], strict=True):
         local = confined.local(truth, other, number)
         true, mean = local.rows * flat(local.gradients), flat(confined.stepped(truth, silo, number))
-        errors.append(relative_error(found, true))
+        errors.append(relative_error(claimed, true))
         guesses.append(relative_error(local.rows * mean, true))
     error, guess = float(np.median(errors)), float(np.median(guesses))
     return AttackResult(
@@ -113,7 +113,7 @@ TWO_PARTIES = Attack(
     source="a sum of two less one's own part; docs/cgd.md",
     protocols=frozenset({"cgd"}),
     fits=fits,
-    given=given,
+    given=gather,
     attack=attack,
     score=score,
 )
@@ -135,7 +135,7 @@ def fits_rows(run: PublicRun) -> str:
     return fits(run)
 
 
-def given_rows(truth: Truth) -> Given:
+def gather_rows(truth: Truth) -> Given:
     """Give the first participant its D, its confined model, its gradients and its rows."""
     confined.check_whole(truth)
     silo, rounds = truth.run.silos[0], _rounds(truth)
@@ -172,7 +172,7 @@ def attack_rows(case: Case) -> Claim:
     """Claim rows of the others' batches by round, and the rows' mean as the attacker knows it."""
     inputs, claim = Inputs.of(case.arrays["x"]), dict[str, Floats]()
     model = case.model()
-    order = [name for name, one in model.named_parameters() if one.requires_grad]  # a network's first layer first
+    order = [name for name, value in model.named_parameters() if value.requires_grad]  # a network's first layer first
     rounds = case.arrays["rounds"].tolist()[: ROUNDS_THOROUGH if case.thorough else ROUNDS]
     for number in rounds:
         sums, own = under(f"seen/{number}/", case.arrays), under(f"model/{number}/", case.arrays)
@@ -186,7 +186,7 @@ def attack_rows(case: Case) -> Claim:
         step = gradients.step_cost(np.zeros((count, *case.run.shape)))
         effort = Effort.within(SEARCH, step, len(rounds), thorough=case.thorough)
         claim[f"found/{number}"] = invert(gradients, inputs, count, case.run.outputs, first=first, effort=effort).x
-    return {name: np.clip(one, inputs.low, inputs.high) for name, one in claim.items()} | {"mean": inputs.mean}
+    return {name: np.clip(x, inputs.low, inputs.high) for name, x in claim.items()} | {"mean": inputs.mean}
 
 
 def score_rows(claim: Claim, truth: Truth) -> AttackResult:
@@ -194,30 +194,30 @@ def score_rows(claim: Claim, truth: Truth) -> AttackResult:
     misses, lucks, batches, rows = [], [], [], 0
     nobodys = np.concatenate([truth.others.x, truth.background.x])
     generator = np.random.Generator(np.random.PCG64(0))
-    for name, found in claim.items():
+    for name, claimed in claim.items():
         if not name.startswith("found/"):
             continue
         number = int(name.removeprefix("found/"))
         true = np.concatenate([truth.rows(who).x[truth.batch(who, number)] for who in truth.run.silos[1:]])
-        misses.append(_squares(found, true, claim["mean"]))
+        misses.append(_squares(claimed, true, claim["mean"]))
         again = len(true) > len(nobodys)  # none is drawn twice where there are enough
         drawn = [nobodys[generator.choice(len(nobodys), len(true), replace=again)] for _ in range(OTHERS)]
         lucks.append([
-            [_squares(found, one, claim["mean"]) for one in drawn],
-            [_squares(one, true, claim["mean"]) for one in drawn],
+            [_squares(claimed, other, claim["mean"]) for other in drawn],
+            [_squares(other, true, claim["mean"]) for other in drawn],
         ])  # fmt: skip
         batches.append({(who, row) for who in truth.run.silos[1:] for row in truth.batch(who, number).tolist()})
         rows += len(true)
     errors, unit = np.array(misses), units(batches)  # [rounds, 2]
     by_luck = np.array(lucks).transpose(1, 2, 0, 3)  # [kinds, draws, rounds, 2]
-    chance = max(float(np.mean([gain(one) for one in draws])) for draws in by_luck)
+    chance = max(float(np.mean([gain(draw) for draw in draws])) for draws in by_luck)
     mse, guess = errors.sum(axis=0) / rows
     different = len(set().union(*batches))
     return AttackResult(
         measure="1 - mean squared error of rows / that of the mean row",
         score=gain(errors),
         chance=chance,
-        interval=of_gain(np.array([errors[unit == one].sum(axis=0) for one in np.unique(unit)])),
+        interval=of_gain(np.array([errors[unit == group].sum(axis=0) for group in np.unique(unit)])),
         sentence=f"A participant that inverts the others' sum finds {different} rows to a mean squared error of "
         f"{mse:.2g}, where the mean row has {guess:.2g}",
         figures={
@@ -230,9 +230,9 @@ def score_rows(claim: Claim, truth: Truth) -> AttackResult:
     )
 
 
-def _squares(found: Array, true: Array, mean: Array) -> Floats:
+def _squares(claimed: Array, true: Array, mean: Array) -> Floats:
     """Return the sums over rows of the mean squared error, rows paired, and of that of the mean row."""
-    total: Floats = squares(np.nan_to_num(matched(np.nan_to_num(found), true)), true, mean).sum(axis=0)
+    total: Floats = squares(np.nan_to_num(matched(np.nan_to_num(claimed), true)), true, mean).sum(axis=0)
     return total
 
 
@@ -244,7 +244,7 @@ INVERSION = Attack(
     source="Zhu et al., NeurIPS 2019, at the attacker's own confined model; Phong et al., 2018, for one row",
     protocols=frozenset({"cgd"}),
     fits=fits_rows,
-    given=given_rows,
+    given=gather_rows,
     attack=attack_rows,
     score=score_rows,
 )
@@ -263,7 +263,7 @@ def fits_moments(run: PublicRun) -> str:
     return "" if len(run.recorded) >= FROM else f"it takes {FROM} recorded rounds or more"
 
 
-def given_moments(truth: Truth) -> Given:
+def gather_moments(truth: Truth) -> Given:
     """Give the first participant its own D by round, and the rates."""
     confined.check_whole(truth)
     _check_linear(truth)
@@ -360,7 +360,7 @@ MOMENTS = Attack(
     source="g(k+1) - g(k) = (X'X / N) (D(k+1) - D(k)); contradicts Table 2 of Confined Gradient Descent",
     protocols=frozenset({"cgd"}),
     fits=fits_moments,
-    given=given_moments,
+    given=gather_moments,
     attack=attack_moments,
     score=score_moments,
 )

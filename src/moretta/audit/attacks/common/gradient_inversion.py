@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, Reconstruction, no_training
 from moretta.audit.evidence.case import Case, PublicRun
-from moretta.audit.evidence.exposure import exposure, fitting, given_gradients, read, why_not
+from moretta.audit.evidence.exposure import exposure, fitting, gather_rounds, read, why_not
 from moretta.audit.evidence.heads import counts_from_head
 from moretta.audit.evidence.intervals import gain, of_gain
 from moretta.audit.evidence.inversion import (
@@ -96,19 +96,19 @@ def _one_step(run: PublicRun, silo: str) -> bool:
     return steps == 1 and plain and same
 
 
-def given(truth: Truth) -> Given:
+def gather(truth: Truth) -> Given:
     """Give the server its view of the first round with an upload that can be searched, and background rows."""
     for number in truth.recorded:
         for silo in survivors(truth, number):
             if suited(truth.run, [silo], number):
-                return given_of(truth, number, [silo], f"the upload of {silo} in round {number}")
+                return gather_of(truth, number, [silo], f"the upload of {silo} in round {number}")
     raise ParameterError(f"no upload of at most {MOST_ROWS} rows was recorded")
 
 
-def given_of(truth: Truth, number: int, silos: Sequence[str], view: str) -> Given:
+def gather_of(truth: Truth, number: int, silos: Sequence[str], view: str) -> Given:
     """Give the server a round's gradients, the silos that are attacked, and background rows."""
     places = np.array([truth.run.silos.index(silo) for silo in silos])
-    return given_gradients(truth, {number: silos}, {"round": np.array(number), "silos": places}, view)
+    return gather_rounds(truth, {number: silos}, {"round": np.array(number), "silos": places}, view)
 
 
 def attack(case: Case) -> Claim:
@@ -134,8 +134,8 @@ def found_rows(case: Case, silo: str = "") -> Claim:
     effort = Effort.within(SEARCH, step, len(labelled), thorough=case.thorough)
     best: Inverted | None = None
     for labels in labelled:
-        one = invert(seen, inputs, rows, run.outputs, labels=labels, first=first, effort=effort)
-        best = one if best is None or one.distance < best.distance else best
+        inverted = invert(seen, inputs, rows, run.outputs, labels=labels, first=first, effort=effort)
+        best = inverted if best is None or inverted.distance < best.distance else best
         if best.distance < FAR:
             break
     of = {name: case.arrays[name] for name in ("round", "silos")}
@@ -178,9 +178,9 @@ def compared(claim: Claim, truth: Truth, of: str) -> AttackResult:
     inputs = Inputs.of(truth.background.x)
     missing = np.broadcast_to(inputs.mean, (max(0, len(true.x) - len(claim["x"])), *inputs.mean.shape))
     claim = {**claim, "x": np.concatenate([claim["x"], missing])}
-    found = matched(claim["x"], true.x)
-    pairs = squares(found, true.x, inputs.mean)
-    error, usual = (float(one) for one in pairs.mean(axis=0))
+    ordered = matched(claim["x"], true.x)
+    pairs = squares(ordered, true.x, inputs.mean)
+    error, usual = (float(value) for value in pairs.mean(axis=0))
     low, high = of_gain(pairs)
     chance = _by_luck(claim["x"], len(true.x), truth, inputs)
     rows = "the row" if len(pairs) == 1 else f"the {len(pairs)} rows"
@@ -197,7 +197,7 @@ def compared(claim: Claim, truth: Truth, of: str) -> AttackResult:
         figures["labels_right"] = _labels_right(claim, true)
     pictures = []
     if true.x.ndim == 4 and true.x.shape[1] in (1, 3):
-        pictures = [Reconstruction(f"Rows of {of}, and what was found", np.asarray(true.x), found)]
+        pictures = [Reconstruction(f"Rows of {of}, and what was found", np.asarray(true.x), ordered)]
     return AttackResult(
         measure="1 - squared error of rows / that of the mean background row",
         score=gain(pairs),
@@ -209,22 +209,22 @@ def compared(claim: Claim, truth: Truth, of: str) -> AttackResult:
     )
 
 
-def _by_luck(found: Array, rows: int, truth: Truth, inputs: Inputs) -> float:
+def _by_luck(claimed: Array, rows: int, truth: Truth, inputs: Inputs) -> float:
     """Return what the claim scores on rows that nobody trained on, mean over draws; at least 0, the mean row's."""
     others, generator = truth.others.x, np.random.Generator(np.random.PCG64(0))
     gains = []
     for _ in range(OTHERS):
         drawn = others[generator.integers(0, len(others), rows)]
-        gains.append(gain(squares(matched(found, drawn), drawn, inputs.mean)))
+        gains.append(gain(squares(matched(claimed, drawn), drawn, inputs.mean)))
     return float(np.mean(gains))
 
 
 def _labels_right(claim: Claim, true: Rows) -> float:
     """Return the share of rows with the right class, rows paired by x."""
-    pairs, said = pairing(claim["x"], true.x), claim["y"]
-    found = np.rint(said[:, 0]) if said.shape[1] == 1 else said.argmax(axis=1)
-    found = np.concatenate([found, np.full(len(claim["x"]) - len(found), -1)])  # of rows that were not claimed: none
-    return float(np.mean(found[pairs] == classes_of(true.y)))
+    pairs, labels = pairing(claim["x"], true.x), claim["y"]
+    named = np.rint(labels[:, 0]) if labels.shape[1] == 1 else labels.argmax(axis=1)
+    named = np.concatenate([named, np.full(len(claim["x"]) - len(named), -1)])  # of rows that were not claimed: none
+    return float(np.mean(named[pairs] == classes_of(true.y)))
 
 
 ATTACK = Attack(
@@ -235,7 +235,7 @@ ATTACK = Attack(
     source="Zhu et al., Deep Leakage from Gradients (NeurIPS 2019); Geiping et al. (NeurIPS 2020); pbpfl's Table IV",
     protocols=fitting("gradient-inversion"),
     fits=fits,
-    given=given,
+    given=gather,
     attack=attack,
     score=score,
 )
@@ -248,12 +248,12 @@ def fits_sum(run: PublicRun) -> str:
     return unsuited(run)
 
 
-def given_sum(truth: Truth) -> Given:
+def gather_sum(truth: Truth) -> Given:
     """Give the server its view of the first round whose sum can be searched, and background rows."""
     for number in truth.recorded:
         silos = survivors(truth, number)
         if silos and suited(truth.run, silos, number):
-            return given_of(truth, number, silos, f"{sum_of(len(silos))} in round {number}")
+            return gather_of(truth, number, silos, f"{sum_of(len(silos))} in round {number}")
     raise ParameterError(f"no sum of uploads of at most {MOST_ROWS} rows was recorded")
 
 
@@ -277,7 +277,7 @@ OF_SUM = replace(
     source="Zhu et al., Deep Leakage from Gradients (NeurIPS 2019), of the summed gradient",
     protocols=fitting("gradient-inversion-of-sum"),
     fits=fits_sum,
-    given=given_sum,
+    given=gather_sum,
     attack=attack_sum,
     score=score_sum,
 )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no_training, rounds_of
 from moretta.audit.evidence.case import Case, PublicRun
-from moretta.audit.evidence.exposure import counted, exposure, fitting, given_gradients, read, why_not
+from moretta.audit.evidence.exposure import counted, exposure, fitting, gather_rounds, read, why_not
 from moretta.audit.evidence.heads import counts_from_head, whole_numbers
 from moretta.audit.evidence.intervals import Floats, of_mean, units
 from moretta.audit.evidence.network import head_inputs
@@ -43,11 +43,11 @@ def fits(run: PublicRun) -> str:
     return why_not(run) or no_training(run)
 
 
-def given(truth: Truth) -> Given:
+def gather(truth: Truth) -> Given:
     """Give the server the gradients of the first rounds, and background rows."""
     rounds = first_rounds(truth, ROUNDS)
     view = f"{rounds_of(len(rounds))} of the server"
-    return given_gradients(truth, rounds, {"rounds": np.array(list(rounds))}, view)
+    return gather_rounds(truth, rounds, {"rounds": np.array(list(rounds))}, view)
 
 
 def attack(case: Case) -> Claim:
@@ -56,7 +56,7 @@ def attack(case: Case) -> Claim:
     present: [rounds, silos], whose uploads counted. masked_of: the number of the silo whose masked upload it is.
     """
     claims = [_of_round(case, number) for number in case.arrays["rounds"].tolist()]
-    return {"rounds": case.arrays["rounds"]} | {n: np.array([one[n] for one in claims]) for n in claims[0]}
+    return {"rounds": case.arrays["rounds"]} | {n: np.array([claim[n] for claim in claims]) for n in claims[0]}
 
 
 def _of_round(case: Case, number: int) -> Mapping[str, Array]:
@@ -66,11 +66,11 @@ def _of_round(case: Case, number: int) -> Mapping[str, Array]:
         none = np.zeros(max(run.outputs, 2), dtype=np.int64)  # of a silo whose upload did not count
         each = [_counts(case, number, silo) if silo in silos else none for silo in run.silos]
         return {"counts": np.array(each), "present": present}
-    found = {"counts": _counts(case, number)[None], "present": present}
+    claim = {"counts": _counts(case, number)[None], "present": present}
     if exposure(run).recovered:
-        return found
+        return claim
     masked = {"masked": _counts(case, number, silos[0]), "masked_of": np.array(run.silos.index(silos[0]))}
-    return found | masked
+    return claim | masked
 
 
 def _counts(case: Case, number: int, silo: str = "") -> NDArray[np.int64]:
@@ -87,7 +87,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     count = max(run.outputs, 2)
     usual = np.bincount(classes_of(truth.background.y), minlength=count).astype(float)
     whos = [list(run.silos)] if run.masked else [[silo] for silo in run.silos]
-    present = [{silo for silo, there in zip(run.silos, one, strict=True) if there} for one in claim["present"]]
+    present = [{silo for silo, there in zip(run.silos, flags, strict=True) if there} for flags in claim["present"]]
     got, means, often = [], [], []
     for place, silos in enumerate(whos):
         scores, batches, shares = [], [], []
@@ -99,8 +99,8 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
                 batches.append({(silo, row) for silo in counted for row in truth.batch(silo, number).tolist()})
         if scores:
             unit, values = units(batches, SAME), np.array(scores)
-            means += [values[unit == one].mean(axis=0) for one in np.unique(unit)]
-            often += [np.array(shares)[unit == one].mean(axis=0) for one in np.unique(unit)]
+            means += [values[unit == group].mean(axis=0) for group in np.unique(unit)]
+            often += [np.array(shares)[unit == group].mean(axis=0) for group in np.unique(unit)]
             got += scores
     masked = []
     for at, number in enumerate(rounds if "masked" in claim else []):
@@ -123,12 +123,12 @@ def _true_counts(truth: Truth, silos: list[str], number: int, count: int) -> NDA
     return np.bincount(np.concatenate(labels), minlength=count)
 
 
-def _shared(found: Array, true: Array) -> float:
+def _shared(claimed: Array, true: Array) -> float:
     """Return 1 - the total variation distance of two counts of the same sum."""
-    return 1.0 - 0.5 * float(np.abs(found / found.sum() - true / true.sum()).sum())
+    return 1.0 - 0.5 * float(np.abs(claimed / claimed.sum() - true / true.sum()).sum())
 
 
-def _scores(found: Array, true: Array, usual: Floats) -> tuple[float, float, float]:
+def _scores(claimed: Array, true: Array, usual: Floats) -> tuple[float, float, float]:
     """Return what a claim scores, and what guesses by the usual counts do: fixed, and drawn, the mean over draws.
 
     Of n rows drawn X are of a class of share p: E|X - t| = n p - t + 2 (t P(X <= t) - n p P(X' < t)), X' of n - 1.
@@ -138,7 +138,7 @@ def _scores(found: Array, true: Array, usual: Floats) -> tuple[float, float, flo
     rows, shares = int(true.sum()), usual / usual.sum()
     mean, most, fewer = rows * shares, stats.binom.cdf(true, rows, shares), stats.binom.cdf(true - 1, rows - 1, shares)
     misses = mean - true + 2 * (true * most - mean * fewer)
-    return _shared(found, true), _shared(whole_numbers(usual, rows), true), 1.0 - 0.5 * float(misses.sum()) / rows
+    return _shared(claimed, true), _shared(whole_numbers(usual, rows), true), 1.0 - 0.5 * float(misses.sum()) / rows
 
 
 def _against_guess(scores: Floats) -> tuple[Floats, Floats]:
@@ -155,9 +155,9 @@ def _finding(of: str, scores: Floats, means: Floats, masked: Floats, constant: f
     figures = {"exact": float(np.mean(scores[:, 0] > 1.0 - 1e-12)), "uploads": float(len(scores))}
     figures["units"] = float(len(means))
     if masked.size:
-        found, alone = (float(one.mean()) for one in _against_guess(masked))
-        sentence += f"; from one silo's masked upload {found:.1%}, where a guess has {alone:.1%}"
-        figures |= {"from_masked_words": found, "chance_of_masked_words": alone}
+        right, alone = (float(shares.mean()) for shares in _against_guess(masked))
+        sentence += f"; from one silo's masked upload {right:.1%}, where a guess has {alone:.1%}"
+        figures |= {"from_masked_words": right, "chance_of_masked_words": alone}
     return AttackResult(
         measure="rows whose class is counted right, mean over batches",
         score=float(got.mean()),
@@ -177,7 +177,7 @@ ATTACK = Attack(
     source="Zhao et al., iDLG, arXiv:2001.02610 (2020), with counts for batches",
     protocols=fitting("labels-from-head"),
     fits=fits,
-    given=given,
+    given=gather,
     attack=attack,
     score=score,
 )

@@ -114,16 +114,16 @@ def _labels(theirs: Rows, nobodys: Rows, task: str) -> tuple[NDArray[np.int64], 
     """
     if task == "classification":
         return classes_of(theirs.y), classes_of(nobodys.y)
-    true, other = (np.asarray(one.y, np.float64).reshape(len(one.y), -1) for one in (theirs, nobodys))
+    true, other = (np.asarray(rows.y, np.float64).reshape(len(rows.y), -1) for rows in (theirs, nobodys))
     count = max(2, round(RANGES ** (1 / true.shape[1])))
     edges = np.quantile(true, np.arange(1, count) / count, axis=0)
-    ranges = np.concatenate([(one[:, None] > edges).sum(axis=1) for one in (true, other)])  # [rows, columns]
-    found = np.unique(ranges, axis=0, return_inverse=True)[1].ravel()
+    ranges = np.concatenate([(numbers[:, None] > edges).sum(axis=1) for numbers in (true, other)])  # [rows, columns]
+    labels = np.unique(ranges, axis=0, return_inverse=True)[1].ravel()
     outside = ((other < true.min(axis=0)) | (other > true.max(axis=0))).any(axis=1)
-    return found[: len(true)], np.where(outside, -1, found[len(true) :])
+    return labels[: len(true)], np.where(outside, -1, labels[len(true) :])
 
 
-def given(truth: Truth) -> Given:
+def gather(truth: Truth) -> Given:
     """Give the first silo its model, what it saw of earlier ones, its rows, background rows, and candidates."""
     silo, shown = truth.run.silos[0], exposure(truth.run)
     x, y, *_ = candidates(truth, truth.run.silos[1])
@@ -172,7 +172,7 @@ def ratios(case: Case, plan: TrainingPlan, begin: Tensors, held: Sequence[Tensor
     pairs, seconds = (PAIRS_THOROUGH, SECONDS_THOROUGH) if case.thorough else (PAIRS, SECONDS)
     steps = shadows.steps_of(model, plan, x, len(own[0]) + len(x) // 2, 2 * pairs, seconds)
     generator = np.random.Generator(np.random.PCG64(SEED))
-    inside, found = list[NDArray[np.bool_]](), list[list[Array]]()
+    inside, confidences = list[NDArray[np.bool_]](), list[list[Array]]()
 
     def phi(at: Tensors) -> Array:
         return shadows.confidence(model, at, x, y, run.loss, program=program)
@@ -183,17 +183,17 @@ def ratios(case: Case, plan: TrainingPlan, begin: Tensors, held: Sequence[Tensor
             rows = np.concatenate([own[0], x[chosen]]), np.concatenate([own[1], y[chosen]])
             seed = SEED + number
             made = shadows.train(model, begin, plan, Loss(run.loss), *rows, parts, steps, seed, program=program)
-            found.append([phi(at) for at in made])
+            confidences.append([phi(at) for at in made])
             inside.append(chosen[:count])
     targets = [phi(at) for at in held]
-    shadowed: Array = np.array(found)  # [shadow models, models, rows]
-    told = [
+    shadowed: Array = np.array(confidences)  # [shadow models, models, rows]
+    scores = [
         likelihood_ratio(target[:count], shadowed[:, place, :count], np.array(inside))
         for place, target in enumerate(targets)
     ]
     return {
-        "score": told[-1],
-        "together": np.sum(told, axis=0),
+        "score": scores[-1],
+        "together": np.sum(scores, axis=0),
         "robust": robust_ratio(targets[-1], shadowed[:, -1], count, run.loss),
         "loss": targets[-1][:count],
         "models": np.array([len(held), 2 * pairs, steps]),
@@ -220,10 +220,10 @@ def robust_ratio(phi: Array, shadows: Array, count: int, loss: str) -> Floats:
 
     phi: [rows], as of `moretta.audit.evidence.shadows.confidence`. shadows: [models, rows], the same of shadow models.
     """
-    each, of_shadows = (one if loss == "mse" else -np.logaddexp(0.0, -one) for one in (phi, shadows))  # log p
+    each, of_shadows = (value if loss == "mse" else -np.logaddexp(0.0, -value) for value in (phi, shadows))  # log p
     ratio = each - (np.logaddexp.reduce(of_shadows) - np.log(len(shadows)))
-    apart = ratio[:count, None] - ratio[count:] >= np.log(GAMMA)
-    return apart.astype(np.float64).mean(axis=1)  # type: ignore[no-any-return]
+    exceeds = ratio[:count, None] - ratio[count:] >= np.log(GAMMA)
+    return exceeds.astype(np.float64).mean(axis=1)  # type: ignore[no-any-return]
 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
@@ -235,7 +235,7 @@ def told_apart(claim: Claim, truth: Truth, silo: str, who: str) -> AttackResult:
     """Return the finding of claimed ratios. silo: whose rows are looked for. who: begins the sentence."""
     *_, member, pair = candidates(truth, silo)
     area, interval = auc(claim["score"][member], claim["score"][~member])
-    models, shadows, steps = (int(one) for one in claim["models"])
+    models, shadows, steps = (int(number) for number in claim["models"])
     hits = hits_at(claim["score"][member], claim["score"][~member])
     figures = {
         "tpr_at_1_percent_fpr": hits,
@@ -248,12 +248,12 @@ def told_apart(claim: Claim, truth: Truth, silo: str, who: str) -> AttackResult:
     }
     bound = ""
     if truth.run.setting("dp-noise") is not None:
-        figures |= (found := of_one_run(claim["loss"], member, pair, float(truth.run.setting("dp-delta"))))
+        figures |= (audit := of_one_run(claim["loss"], member, pair, float(truth.run.setting("dp-delta"))))
         facts = read_json(truth.folder / "result.json")["facts"]
         claimed = facts.get("epsilon_to_silos", facts["epsilon"])  # towards another silo
-        said = f"{claimed:.3g}" if isinstance(claimed, int | float) else "any size"
-        bound = f"; if rows were dealt at random that takes an epsilon of {found['epsilon_at_least']:.2g} or more (one "
-        bound += f"run, 95 %), and {said} is claimed"
+        size = f"{claimed:.3g}" if isinstance(claimed, int | float) else "any size"
+        bound = f"; if rows were dealt at random that takes an epsilon of {audit['epsilon_at_least']:.2g} or more (one "
+        bound += f"run, 95 %), and {size} is claimed"
     if models > 1:
         figures["auc_with_earlier_models"] = auc(claim["together"][member], claim["together"][~member])[0]
         figures["models"] = float(models)
@@ -273,10 +273,10 @@ def told_apart(claim: Claim, truth: Truth, silo: str, who: str) -> AttackResult:
 def of_one_run(score: Array, member: NDArray[np.bool_], pair: NDArray[np.int64], delta: float) -> dict[str, float]:
     """Return the least epsilon that explains which of each pair of candidates has the higher score."""
     ours, others = (score[side][np.argsort(pair[side])] for side in (member, ~member))
-    apart = ours - others
-    guessed = apart[np.argsort(-np.abs(apart))[: max(1, len(apart) // 2)]]
+    differences = ours - others
+    guessed = differences[np.argsort(-np.abs(differences))[: max(1, len(differences) // 2)]]
     right = int((guessed > 0).sum())
-    least = least_epsilon(len(apart), len(guessed), right, delta)
+    least = least_epsilon(len(differences), len(guessed), right, delta)
     return {"epsilon_at_least": least, "pairs_guessed": float(len(guessed)), "pairs_right": float(right)}
 
 
@@ -293,13 +293,13 @@ ATTACK = Attack(
     source="LiRA: Carlini et al., S&P 2022, Algorithm 1; RMIA: Zarifzadeh et al., ICML 2024",
     protocols=fitting("membership-inference"),
     fits=fits,
-    given=given,
+    given=gather,
     attack=attack,
     score=score,
 )
 
 
-def given_alone(truth: Truth) -> Given:
+def gather_alone(truth: Truth) -> Given:
     """Give the server the model of the first silo, which trained alone, background rows, and candidates."""
     silo, known = truth.run.silos[0], truth.background
     x, y, *_ = candidates(truth, silo)
@@ -332,7 +332,7 @@ OF_LOCAL_MODELS = replace(
     role="server",
     protocols=fitting("membership-of-local-models"),
     fits=no_training,
-    given=given_alone,
+    given=gather_alone,
     attack=attack_alone,
     score=score_alone,
 )

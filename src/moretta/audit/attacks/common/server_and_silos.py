@@ -38,7 +38,7 @@ def fits(run: PublicRun) -> str:
     return no_training(run)
 
 
-def given(truth: Truth) -> Given:
+def gather(truth: Truth) -> Given:
     """Give the server's view, and what each colluder computes from its own rows."""
     run, counted = truth.run, first_rounds(truth, ROUNDS, least=2)
     victim = max(run.silos, key=lambda silo: sum(silo in silos for silos in counted.values()))  # the first such
@@ -67,13 +67,13 @@ def attack(case: Case) -> Claim:
     found_by: dict[str, list[Any]] = {"alone": [], "pair": [], "mean": [], "others": []}
     for number in case.arrays["rounds"].tolist():
         total = of_round(case, number).total()
-        found = flat(gradient_of(total.means, prefix))
-        left, others = found * total.weight, [silo for silo in total.silos if silo != victim]
+        mean = flat(gradient_of(total.means, prefix))
+        left, others = mean * total.weight, [silo for silo in total.silos if silo != victim]
         for silo in reversed(others):
             if silo == others[0]:
                 found_by["pair"].append(left / (rows_of(run, victim, number) + rows_of(run, silo, number)))
             left = left - rows_of(run, silo, number) * flat(under(f"own/{number}/{silo}/", case.arrays))
-        found_by["mean"].append(found)
+        found_by["mean"].append(mean)
         found_by["alone"].append(left / rows_of(run, victim, number))
         found_by["others"].append(len(others))
     of = {name: case.arrays[name] for name in ("rounds", "victim")}
@@ -116,7 +116,7 @@ ATTACK = Attack(
     source="arithmetic of sums; the limit that every secure sum has (Bonawitz et al., CCS 2017)",
     protocols=fitting("server-and-silos"),
     fits=fits,
-    given=given,
+    given=gather,
     attack=attack,
     score=score,
 )

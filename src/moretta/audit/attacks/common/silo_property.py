@@ -68,7 +68,7 @@ def fits(run: PublicRun) -> str:
     return "" if pairs else "no two rounds after each other were recorded"
 
 
-def given(truth: Truth) -> Given:
+def gather(truth: Truth) -> Given:
     """Give the first silo its view, its rows, the batches it used of them, and background rows."""
     silo, run, shown = truth.run.silos[0], truth.run, exposure(truth.run)
     rounds = truth.recorded[-ROUNDS:]
@@ -99,26 +99,26 @@ def attack(case: Case) -> Claim:
     models, network = _models(case), case.model()
     steps = [number for number in sorted(models) if number + 1 in models and number in case.arrays["whole"]]
     equations = [_equations(case, network, models[number], models[number + 1], number) for number in steps]
-    matrices, vectors = np.array([one[0] for one in equations]), np.array([one[1] for one in equations])
+    matrices, vectors = np.array([pair[0] for pair in equations]), np.array([pair[1] for pair in equations])
     generator, count = np.random.Generator(np.random.PCG64(SEED)), len(equations)
     draws = [generator.integers(0, count, count) for _ in range(DRAWS)]
     solve = _shares if case.run.task == "classification" else _mean
-    found = [solve(matrices[index], vectors[index]) for index in (np.arange(count), *draws)]
-    return {"found": found[0], "draws": np.array(found[1:]), "rounds": np.array(steps)}
+    solutions = [solve(matrices[index], vectors[index]) for index in (np.arange(count), *draws)]
+    return {"found": solutions[0], "draws": np.array(solutions[1:]), "rounds": np.array(steps)}
 
 
 def _models(case: Case) -> Models:
     """Return the models of the rounds, by round: given whole, or of the silo's view."""
-    given = Models()
+    models = Models()
     for key, value in under(MODEL, case.arrays).items():
         number, _, name = key.partition("/")
-        given.setdefault(int(number), {})[name] = value
+        models.setdefault(int(number), {})[name] = value
     if not case.views:
-        return given
+        return models
     (silo,), shown = case.views, exposure(case.run)
     if shown.worked_out:
         return shown.worked_out(case, silo)
-    return shown.sent(case, silo, given[0]) if shown.sent else {}
+    return shown.sent(case, silo, models[0]) if shown.sent else {}
 
 
 def _equations(case: Case, network: Any, at: Any, after: Any, number: int) -> tuple[Floats, Floats]:
@@ -141,7 +141,7 @@ def _equations(case: Case, network: Any, at: Any, after: Any, number: int) -> tu
     labels = labels_of(targets)
     which = np.argmax((targets[:, None] == labels).all(axis=2), axis=1)
     # Of a label without a known row it is not known how the model answers; then as it does on average.
-    means = [q[which == one].mean(axis=0) if np.any(which == one) else q.mean(axis=0) for one in range(len(labels))]
+    means = [q[which == k].mean(axis=0) if np.any(which == k) else q.mean(axis=0) for k in range(len(labels))]
     return (np.array(means) - labels).T, others
 
 
@@ -156,8 +156,8 @@ def _shares(matrices: Floats, vectors: Floats) -> Floats:
 
     classes = matrices.shape[2]
     rows = np.concatenate([*matrices, np.full((1, classes), SURE)])
-    found, _ = nnls(rows, np.concatenate([vectors.ravel(), [SURE]]))
-    return np.asarray(found / max(float(found.sum()), SMALL))
+    shares, _ = nnls(rows, np.concatenate([vectors.ravel(), [SURE]]))
+    return np.asarray(shares / max(float(shares.sum()), SMALL))
 
 
 def _mean(means: Floats, vectors: Floats) -> Floats:
@@ -178,7 +178,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     known_rows = np.concatenate([parts[0], parts[2]])
     flat = np.full(len(labels), 1 / len(labels)) if counted else (known_rows.min(axis=0) + known_rows.max(axis=0)) / 2
     guesses = _guesses(ours, usual, flat, len(own), sum(run.rows[silo] for silo in run.silos[1:]), counted=counted)
-    misses = {name: float(np.abs(one - theirs).sum()) / scale for name, one in guesses.items()}
+    misses = {name: float(np.abs(guess - theirs).sum()) / scale for name, guess in guesses.items()}
     best, error = min(misses, key=lambda name: misses[name]), float(np.abs(claim["found"] - theirs).sum()) / scale
     drawn = np.abs(claim["draws"] - theirs).sum(axis=1) / scale
     low, high = np.maximum(0.0, np.quantile(drawn, [SIDE, 1 - SIDE]) - np.median(drawn) + error)
@@ -236,7 +236,7 @@ ATTACK = Attack(
     source="derivation; property inference as in Melis et al., S&P 2019",
     protocols=fitting("silo-property"),
     fits=fits,
-    given=given,
+    given=gather,
     attack=attack,
     score=score,
 )

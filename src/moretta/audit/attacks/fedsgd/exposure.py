@@ -17,14 +17,14 @@ GRADIENTS = BATCHES | {"labels-from-head", "server-and-silos", "silo-property"}
 
 def sent(case: Case, silo: str, base: Tensors) -> Models:
     """Return the models that a silo is sent."""
-    return {n: {**base, **one.parameters} for n, one in case.last_of_each_round(silo, TrainOn).items()}
+    return {n: {**base, **message.parameters} for n, message in case.last_of_each_round(silo, TrainOn).items()}
 
 
 def used(truth: Truth, silo: str, number: int) -> NDArray[np.int64]:
     """Return the numbers of the rows in a silo's upload: its batch, or under dp-noise the lot that it drew."""
     if not truth.run.setting("dp-noise"):
         return truth.batch(silo, number)
-    asks = [one.message for one in truth.heard("server", number) if isinstance(one.message, TrainOn)]
+    asks = [entry.message for entry in truth.heard("server", number) if isinstance(entry.message, TrainOn)]
     client = truth.role(silo, number)
     if not isinstance(client, Client):
         raise ParameterError(f"expected a silo of fedsgd, which alone draws lots here, got {type(client).__name__}")

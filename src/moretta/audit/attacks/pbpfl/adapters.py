@@ -28,7 +28,7 @@ from moretta.protocols.pbpfl.scales import ScalePlan
 ROUNDS = 20  # the last so many
 
 
-def given(truth: Truth) -> Given:
+def gather(truth: Truth) -> Given:
     """Give a silo its view. Raises `moretta.errors.ParameterError` where nothing is frozen, or no adapter trains."""
     if not truth.frozen:
         raise ParameterError("no parameter is frozen, so that scales stand before and behind each layer")
@@ -107,7 +107,7 @@ ATTACK = Attack(
     source="B diag(1 / s) diag(s) A = B A where the layers around an adapter are frozen and public",
     protocols=frozenset({"pbpfl"}),
     fits=no_training,
-    given=given,
+    given=gather,
     attack=attack,
     score=score,
 )

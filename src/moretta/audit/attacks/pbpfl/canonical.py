@@ -68,16 +68,16 @@ def structure(plan: ScalePlan) -> dict[str, Array]:
         "aliases": dict(plan.aliases),
         "head": asdict(plan.head) | {"answers": ()},  # none, as no model runs on rows here
         "parameters": {
-            name: [one.shape, len(one.follows), [shuffle.axis for shuffle in one.shuffles]]
-            for name, one in plan.parameters.items()
+            name: [pattern.shape, len(pattern.follows), [shuffle.axis for shuffle in pattern.shuffles]]
+            for name, pattern in plan.parameters.items()
         },
     }
-    found: dict[str, Array] = {PLAN: np.frombuffer(json.dumps(plain).encode(), np.uint8)}
-    for name, one in plan.parameters.items():
-        found |= {f"{PLAN}/{name}/follows/{k}": places for k, places in enumerate(one.follows)}
-        found |= {f"{PLAN}/{name}/channel/{k}": each.positions.channel for k, each in enumerate(one.shuffles)}
-        found |= {f"{PLAN}/{name}/rank/{k}": each.positions.rank for k, each in enumerate(one.shuffles)}
-    return found
+    arrays: dict[str, Array] = {PLAN: np.frombuffer(json.dumps(plain).encode(), np.uint8)}
+    for name, pattern in plan.parameters.items():
+        arrays |= {f"{PLAN}/{name}/follows/{k}": places for k, places in enumerate(pattern.follows)}
+        arrays |= {f"{PLAN}/{name}/channel/{k}": each.positions.channel for k, each in enumerate(pattern.shuffles)}
+        arrays |= {f"{PLAN}/{name}/rank/{k}": each.positions.rank for k, each in enumerate(pattern.shuffles)}
+    return arrays
 
 
 def plan_from(arrays: Mapping[str, Array]) -> ScalePlan:
@@ -88,7 +88,7 @@ def plan_from(arrays: Mapping[str, Array]) -> ScalePlan:
         at = f"{PLAN}/{name}"
         follows = tuple(arrays[f"{at}/follows/{k}"] for k in range(terms))
         moving = [Positions.of(arrays[f"{at}/channel/{k}"], arrays[f"{at}/rank/{k}"]) for k in range(len(axes))]
-        shuffles = tuple(Shuffle(axis, one) for axis, one in zip(axes, moving, strict=True))
+        shuffles = tuple(Shuffle(axis, positions) for axis, positions in zip(axes, moving, strict=True))
         parameters[name] = Pattern(tuple(shape), follows, shuffles)
     head = Head(**plain["head"] | {"answers": frozenset()})
     return ScalePlan(parameters, {}, plain["aliases"], plain["free"], tuple(plain["blocks"]), (), head)
@@ -96,13 +96,13 @@ def plan_from(arrays: Mapping[str, Array]) -> ScalePlan:
 
 def trunk(plan: ScalePlan, tensors: Tensors) -> dict[str, Floats]:
     """Return the parameters below the head, float64. Raises `moretta.errors.ParameterError` where there are none."""
-    found = whole(plan, tensors)
+    below = whole(plan, tensors)
     for name in (plan.head.weight, plan.head.bias):
         if name is not None and not plan.head.tied:
-            found.pop(name)
-    if not found:
+            below.pop(name)
+    if not below:
         raise ParameterError("the model is a head alone; there is nothing below it")
-    return found
+    return below
 
 
 def whole(plan: ScalePlan, tensors: Tensors) -> dict[str, Floats]:
@@ -127,9 +127,9 @@ class _Balance:
         for name, value in tensors.items():
             terms = [np.broadcast_to(place % base, value.shape).ravel() for place in plan.parameters[name].follows]
             if terms:
-                one, other = (*terms, np.full(value.size, base - 1))[:2]
-                found, where = np.unique(one * base + other, return_inverse=True)
-                pairs.append(np.asarray(found, dtype=np.int64))
+                first, other = (*terms, np.full(value.size, base - 1))[:2]
+                codes, where = np.unique(first * base + other, return_inverse=True)
+                pairs.append(np.asarray(codes, dtype=np.int64))
                 squares.append(np.asarray(np.bincount(where.ravel(), value.ravel() ** 2), dtype=np.float64))
         pair, square = np.concatenate(pairs), np.concatenate(squares)
         self._size = float(square.sum()) or 1.0
@@ -247,7 +247,7 @@ def _assigned(plan: ScalePlan, block: range, tensors: Named, like: Named, *, sti
             rows = _positions(shuffle, block)
             if rows.size:
                 alone = len(pattern.shuffles) == 1 or not still
-                mine, its = (_slices(one, shuffle.axis, rows, alone) for one in (value, like[name]))
+                mine, its = (_slices(tensor, shuffle.axis, rows, alone) for tensor in (value, like[name]))
                 cost += (its**2).sum(1)[:, None] + (mine**2).sum(1)[None, :] - 2.0 * its @ mine.T
     return block.start + np.asarray(linear_sum_assignment(cost)[1], dtype=np.int64)
 
@@ -256,8 +256,8 @@ def _positions(shuffle: Shuffle, block: range) -> NDArray[np.int64]:
     """Return the positions of each channel of a block along an axis, [channels, positions of each]."""
     place = shuffle.positions.place
     channel = shuffle.positions.channel[place]
-    found = place[(channel >= block.start) & (channel < block.stop)]
-    return found.reshape(len(block), -1) if len(found) else np.empty((0, 0), dtype=np.int64)
+    positions = place[(channel >= block.start) & (channel < block.stop)]
+    return positions.reshape(len(block), -1) if len(positions) else np.empty((0, 0), dtype=np.int64)
 
 
 def _slices(value: Floats, axis: int, rows: NDArray[np.int64], alone: bool) -> Floats:
@@ -266,9 +266,9 @@ def _slices(value: Floats, axis: int, rows: NDArray[np.int64], alone: bool) -> F
     return taken if alone else np.sort(taken, axis=1)
 
 
-def cosine(one: Named, other: Named) -> float:
+def cosine(tensors: Named, other: Named) -> float:
     """Return the cosine of two networks or steps as vectors of all their entries, 0 for a vector of zeros."""
-    pairs = [(one[name], other[name]) for name in one]
+    pairs = [(tensors[name], other[name]) for name in tensors]
     product, first, second = np.sum([[np.vdot(a, b), np.vdot(a, a), np.vdot(b, b)] for a, b in pairs], axis=0)
     scale = float(np.sqrt(first * second))
     return min(1.0, float(product) / scale) if scale else 0.0

@@ -48,7 +48,7 @@ ROWS = 256  # at most, on which the function is compared
 CHANCE_SEED = 20230711  # of the network that has the means and deviations of the true one's tensors alone
 
 
-def given(truth: Truth) -> Given:
+def gather(truth: Truth) -> Given:
     """Give a silo the release."""
     return Given(
         views={truth.run.silos[0]: ()},
@@ -62,9 +62,9 @@ def attack(case: Case) -> Claim:
     """Claim all tensors of the model, its parameters in canonical form."""
     plan = plan_from(case.arrays)
     released = under("released/", case.arrays)
-    found = canonical(plan, whole(plan, released))
-    tied = {name: found[first] for name, first in plan.aliases.items() if first in found}
-    return {**released, **found, **tied}
+    parameters = canonical(plan, whole(plan, released))
+    tied = {name: parameters[first] for name, first in plan.aliases.items() if first in parameters}
+    return {**released, **parameters, **tied}
 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
@@ -76,30 +76,30 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     plan, held = plan_of(truth), truth.final()
     true = canonical(plan, whole(plan, held))
     claimed = matched(plan, whole(plan, claim), true)
-    found = cosine(claimed, true)
+    value = cosine(claimed, true)
     generator = np.random.Generator(np.random.PCG64(CHANCE_SEED))
     drawn = {n: generator.normal(held[n].mean(), held[n].std(), held[n].shape) for n in plan.parameters}
     other = canonical(plan, whole(plan, drawn))
     chance = max(0.0, cosine(matched(plan, other, true), true))
-    apart = _apart(truth, claim, held)
+    difference = _apart(truth, claim, held)
     error = relative_error(flat(claimed), flat(true))
-    said = f"is the true one {to_error(error)}" if found >= SAME else f"has a cosine of {found:.3f} with the true one"
+    how = f"is the true one {to_error(error)}" if value >= SAME else f"has a cosine of {value:.3f} with the true one"
     return AttackResult(
         measure="cosine of the released model's canonical form with the true one's",
-        score=found,
+        score=value,
         chance=chance,
-        interval=kept(of_errors(np.array([max(0.0, 1.0 - found)]), 1.0 - chance)),
-        sentence=f"In canonical form the model released to a silo {said}, and its outputs differ from the true model's "
-        f"by {apart:.1e} of their largest",
-        figures={"relative_error": error, "outputs_relative_error": apart, "free_scales": float(plan.free)},
+        interval=kept(of_errors(np.array([max(0.0, 1.0 - value)]), 1.0 - chance)),
+        sentence=f"In canonical form the model released to a silo {how}, and its outputs differ from the true model's "
+        f"by {difference:.1e} of their largest",
+        figures={"relative_error": error, "outputs_relative_error": difference, "free_scales": float(plan.free)},
     )
 
 
 def _apart(truth: Truth, claim: Tensors, true: Tensors) -> float:
     """Return the largest difference of outputs on a silo's rows, relative to the largest of the true ones."""
     x = truth.rows(truth.run.silos[0]).x[:ROWS]
-    found, wanted = (truth.predicted(tensors, x) for tensors in (claim, true))
-    return float(np.abs(found - wanted).max() / (np.abs(wanted).max() or 1.0))
+    outputs, expected = (truth.predicted(tensors, x) for tensors in (claim, true))
+    return float(np.abs(outputs - expected).max() / (np.abs(expected).max() or 1.0))
 
 
 RELEASED = Attack(
@@ -110,7 +110,7 @@ RELEASED = Attack(
     source="the scaling and permutation symmetry of homogeneous networks; Feng et al., section III-D",
     protocols=frozenset({"pbpfl"}),
     fits=no_head,
-    given=given,
+    given=gather,
     attack=attack,
     score=score,
 )
@@ -126,7 +126,7 @@ def fits_steps(run: PublicRun) -> str:
     return no_head(run) or ("" if pairs else "no two rounds in a row were recorded")
 
 
-def given_steps(truth: Truth) -> Given:
+def gather_steps(truth: Truth) -> Given:
     """Give the first silo its view."""
     silo, recorded = truth.run.silos[0], truth.recorded
     rounds = [number for number in recorded if {number - 1, number + 1} & set(recorded)][-ROUNDS:]
@@ -144,18 +144,18 @@ def attack_steps(case: Case) -> Claim:
         raise ParameterError(f"{silo} was sent no models in two rounds in a row")
     size = sum(array.size for array in next(iter(asks.values())).parameters.values())
     most = max(2, MOST_ENTRIES // size)
-    found: dict[str, np.ndarray] = {}
+    claim: dict[str, np.ndarray] = {}
     for number in pairs[-most:]:
         before, step = step_of(plan, asks[number].parameters, asks[number + 1].parameters)
-        found |= over(f"before/{number}/", before) | over(f"step/{number}/", step)
-    return found
+        claim |= over(f"before/{number}/", before) | over(f"step/{number}/", step)
+    return claim
 
 
 def step_of(plan: ScalePlan, before: Tensors, after: Tensors) -> tuple[Named, Named]:
     """Return the canonical trunk before a step and the step in it, with the channels of the former."""
-    one, two = (canonical(plan, trunk(plan, tensors)) for tensors in (before, after))
-    two = matched(plan, two, one)
-    return one, {name: two[name] - one[name] for name in one}
+    start, end = (canonical(plan, trunk(plan, tensors)) for tensors in (before, after))
+    end = matched(plan, end, start)
+    return start, {name: end[name] - start[name] for name in start}
 
 
 def likeness(plan: ScalePlan, claimed: tuple[Named, Named], true: tuple[Named, Named]) -> tuple[float, float]:
@@ -173,15 +173,15 @@ def likeness(plan: ScalePlan, claimed: tuple[Named, Named], true: tuple[Named, N
 def score_steps(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the true steps in canonical form: the median cosine over pairs of rounds."""
     plan = plan_of(truth)
-    found, plain = [], []
+    likenesses, plain = [], []
     for number in sorted({int(name.split("/")[1]) for name in claim}):
         claimed = under(f"before/{number}/", claim), under(f"step/{number}/", claim)
         models = [truth.parameters(number), truth.parameters(number + 1)]
-        found.append(likeness(plan, claimed, step_of(plan, *models)))
+        likenesses.append(likeness(plan, claimed, step_of(plan, *models)))
         plain.append(plainly(plan, models, [key_of(truth, number).scales, key_of(truth, number + 1).scales]))
-    cosines, shuffled = np.array(found).T
+    cosines, shuffled = np.array(likenesses).T
     median, guesses = float(np.median(cosines)), np.maximum(0.0, shuffled)
-    fresh, in_place, staying = (float(one) for one in np.median(np.array(plain), axis=0))
+    fresh, in_place, staying = (float(value) for value in np.median(np.array(plain), axis=0))
     return AttackResult(
         measure="cosine of the step below the head with the true one, median over rounds",
         score=median,
@@ -211,13 +211,13 @@ def plainly(plan: ScalePlan, models: Sequence[Tensors], keys: Sequence[ScaleKey]
     these twice.
     """
     still = plan.identity().permutations
-    in_place = [ScaleKey(one.scales, still) for one in keys]
-    before, after = (trunk(plan, one) for one in models)
-    step, found = {name: after[name] - before[name] for name in before}, []
-    for one, other in (keys, in_place, (in_place[0], in_place[0])):
-        noisy = [trunk(plan, plan.perturb(model, key)) for model, key in zip(models, (one, other), strict=True)]
-        found.append(cosine({name: noisy[1][name] - noisy[0][name] for name in step}, step))
-    return found[0], found[1], found[2]
+    in_place = [ScaleKey(key.scales, still) for key in keys]
+    before, after = (trunk(plan, model) for model in models)
+    step, cosines = {name: after[name] - before[name] for name in before}, []
+    for first, second in (keys, in_place, (in_place[0], in_place[0])):
+        noisy = [trunk(plan, plan.perturb(model, key)) for model, key in zip(models, (first, second), strict=True)]
+        cosines.append(cosine({name: noisy[1][name] - noisy[0][name] for name in step}, step))
+    return cosines[0], cosines[1], cosines[2]
 
 
 STEPS = Attack(
@@ -228,7 +228,7 @@ STEPS = Attack(
     source="canonical forms of consecutive rounds; contradicts the confidentiality of updates in Feng et al., II-C",
     protocols=frozenset({"pbpfl"}),
     fits=fits_steps,
-    given=given_steps,
+    given=gather_steps,
     attack=attack_steps,
     score=score_steps,
 )

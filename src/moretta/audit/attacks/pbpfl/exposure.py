@@ -39,7 +39,7 @@ def recovered(truth: Truth, rounds: Mapping[int, Sequence[str]]) -> dict[str, Ar
         if run.masked:
             sizes = {silo: len(truth.batch(silo, number)) for silo in silos}
             total = sum(sizes.values())
-            shares, names = [(sizes[silo] / total, one) for silo, one in own.items()], own[silos[0]]
+            shares, names = [(sizes[silo] / total, gradient) for silo, gradient in own.items()], own[silos[0]]
             own = {"sum": {n: np.sum([s * np.asarray(g[n], np.float64) for s, g in shares], axis=0) for n in names}}
         arrays |= {f"gradient/{number}/{who}/{n}": np.asarray(g) for who, g_s in own.items() for n, g in g_s.items()}
     return arrays
@@ -48,7 +48,7 @@ def recovered(truth: Truth, rounds: Mapping[int, Sequence[str]]) -> dict[str, Ar
 def uploaded(truth: Truth, silo: str, number: int) -> Tensors:
     """Return the gradient of the noisy loss that a silo uploads in a round, at the noisy model."""
     ask = truth.messages("server", number, TrainOn)[-1]
-    y = [one.y for one in truth.messages("server", number, Softmax, silo)]
+    y = [message.y for message in truth.messages("server", number, Softmax, silo)]
     if blinded := truth.messages("server", number, BlindedSoftmax, silo):
         sent = truth.messages("server", number, Ratios, silo)
         outputs = outputs_of(truth, silo, number, ask.parameters)
@@ -90,13 +90,13 @@ def without_offset(case: Case, silo: str) -> Models:
             for number, p in softmax.items()
             if len(p) > asks[number].parts.max()  # of fewer rows than parts the softmax does not follow
         }
-    found = Models()
+    models = Models()
     for number, offset in offsets.items():
         held = dict(asks[number].parameters)
         for name, each in ((run.head, offset[:, None]), (run.head_bias, offset)):
             held[name] = (held[name].astype(np.float64) - each).astype(held[name].dtype)
-        found[number] = held
-    return found
+        models[number] = held
+    return models
 
 
 EXPOSED = {

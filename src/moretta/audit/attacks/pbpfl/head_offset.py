@@ -84,7 +84,7 @@ class SeenHead:
 fits = first_of(no_head, no_training)
 
 
-def given(truth: Truth) -> Given:
+def gather(truth: Truth) -> Given:
     """Give the first silo its view and its own rows."""
     silo, rounds = truth.run.silos[0], truth.recorded[-ROUNDS:]
     rows = truth.rows(silo).of(slice(ROWS))
@@ -120,21 +120,21 @@ def spread_of(ask: TrainOn) -> Floats:
 def attack(case: Case) -> Claim:
     """Claim gamma of each round, [rounds, m]."""
     (silo,) = case.views
-    found = seen(case, silo, case.arrays["x"])
-    return {"rounds": found.rounds, "gamma": fit(found, np.asarray(case.arrays["y"]))}
+    head = seen(case, silo, case.arrays["x"])
+    return {"rounds": head.rounds, "gamma": fit(head, np.asarray(case.arrays["y"]))}
 
 
-def fit(found: SeenHead, y: Floats) -> Floats:
+def fit(head: SeenHead, y: Floats) -> Floats:
     """Return gamma by round and part, [T, m]. y: labels as outputs, [rows, outputs]."""
-    count, rows, _ = found.noisy.shape
-    pairs, alone = found.pairs, _Whitening.none(rows)
-    gamma = _solve(found, y, alone, alone, np.ones(count), np.zeros(len(pairs)))
+    count, rows, _ = head.noisy.shape
+    pairs, alone = head.pairs, _Whitening.none(rows)
+    gamma = _solve(head, y, alone, alone, np.ones(count), np.zeros(len(pairs)))
     for sweep in range(SWEEPS + WHITENED):
-        truer = found.truer(gamma)
+        truer = head.truer(gamma)
         errors, steps = truer - y, np.array([truer[t] - truer[t - 1] for t in pairs]).reshape(-1, *y.shape)
         by_label, by_step = (alone, alone) if sweep < SWEEPS else (_Whitening.of(errors), _Whitening.of(steps))
         trust = LABEL**2 if sweep < SWEEPS else 1.0
-        gamma = _solve(found, y, by_label, by_step, trust * _weights(by_label, errors), _weights(by_step, steps))
+        gamma = _solve(head, y, by_label, by_step, trust * _weights(by_label, errors), _weights(by_step, steps))
     return gamma
 
 
@@ -172,24 +172,22 @@ def _weights(whitening: _Whitening, rests: Floats) -> Floats:
     return 1.0 / np.maximum(means, TINY)
 
 
-def _solve(
-    found: SeenHead, y: Floats, by_label: _Whitening, by_step: _Whitening, label: Floats, step: Floats
-) -> Floats:
+def _solve(head: SeenHead, y: Floats, by_label: _Whitening, by_step: _Whitening, label: Floats, step: Floats) -> Floats:
     """Return gamma from y^ - label of every round and y^(t) - y^(t - 1) of every pair, whitened and with weights."""
-    count, m, _ = found.spread.shape
+    count, m, _ = head.spread.shape
     matrix, vector = np.zeros((m, count, count)), np.zeros((m, count))
-    alpha, rest = by_label(found.alpha.T).T, by_label(found.noisy - y)
-    squares = np.einsum("tmc,tmc->tm", found.spread, found.spread)
+    alpha, rest = by_label(head.alpha.T).T, by_label(head.noisy - y)
+    squares = np.einsum("tmc,tmc->tm", head.spread, head.spread)
     for t in range(count):
         matrix[:, t, t] += label[t] * (alpha[t] @ alpha[t]) * squares[t]
-        vector[:, t] += label[t] * found.spread[t] @ (alpha[t] @ rest[t])
-    alpha, noisy = by_step(found.alpha.T).T, by_step(found.noisy)
-    for t, weight in zip(found.pairs, step, strict=True):
+        vector[:, t] += label[t] * head.spread[t] @ (alpha[t] @ rest[t])
+    alpha, noisy = by_step(head.alpha.T).T, by_step(head.noisy)
+    for t, weight in zip(head.pairs, step, strict=True):
         moved = noisy[t] - noisy[t - 1]
-        both = np.einsum("mc,mc->m", found.spread[t - 1], found.spread[t]) * (alpha[t - 1] @ alpha[t])
+        both = np.einsum("mc,mc->m", head.spread[t - 1], head.spread[t]) * (alpha[t - 1] @ alpha[t])
         for at, sign in ((t - 1, -1.0), (t, 1.0)):
             matrix[:, at, at] += weight * (alpha[at] @ alpha[at]) * squares[at]
-            vector[:, at] += sign * weight * found.spread[at] @ (alpha[at] @ moved)
+            vector[:, at] += sign * weight * head.spread[at] @ (alpha[at] @ moved)
         matrix[:, t - 1, t] -= weight * both
         matrix[:, t, t - 1] -= weight * both
     return np.array([_least_squares(a, b) for a, b in zip(matrix, vector, strict=True)]).T
@@ -201,8 +199,8 @@ def _least_squares(matrix: Floats, vector: Floats) -> Floats:
     Weights of rounds may be many orders of magnitude apart, and the smallest would be taken for a lack of rank.
     """
     scale = np.sqrt(np.maximum(np.diagonal(matrix), np.finfo(np.float64).tiny))
-    found: Floats = np.linalg.lstsq(matrix / np.outer(scale, scale), vector / scale, rcond=None)[0] / scale
-    return found
+    solution: Floats = np.linalg.lstsq(matrix / np.outer(scale, scale), vector / scale, rcond=None)[0] / scale
+    return solution
 
 
 @lru_cache(maxsize=64)  # one audit long
@@ -215,7 +213,7 @@ def key_of(truth: Truth, number: int) -> Key:
 def errors_of(claim: Claim, truth: Truth) -> Floats:
     """Return the relative error of gamma by round of a claim's `rounds`."""
     pairs = zip(claim["rounds"], claim["gamma"], strict=True)
-    return np.array([relative_error(found, key_of(truth, int(number)).gamma) for number, found in pairs])
+    return np.array([relative_error(gamma, key_of(truth, int(number)).gamma) for number, gamma in pairs])
 
 
 def finding(errors: Floats, who: str, figures: dict[str, float]) -> AttackResult:
@@ -242,7 +240,7 @@ GAMMA = Attack(
     source="generalised least squares over rows and rounds; contradicts Lemma 7 of Feng et al. for more than one row",
     protocols=frozenset({"pbpfl"}),
     fits=fits,
-    given=given,
+    given=gather,
     attack=attack,
     score=score,
 )
@@ -258,13 +256,13 @@ def fits_classes(run: PublicRun) -> str:
 def attack_classes(case: Case) -> Claim:
     """Claim the predicted class of each own row, [rounds, rows], and for comparison the largest of y^."""
     (silo,) = case.views
-    found = seen(case, silo, case.arrays["x"])
-    truer = found.truer(fit(found, np.asarray(case.arrays["y"])))
+    head = seen(case, silo, case.arrays["x"])
+    truer = head.truer(fit(head, np.asarray(case.arrays["y"])))
     return {
-        "rounds": found.rounds,
-        "parts": np.array([found.spread.shape[1]]),
+        "rounds": head.rounds,
+        "parts": np.array([head.spread.shape[1]]),
         "predicted": truer.argmax(axis=2),
-        "naive": found.noisy.argmax(axis=2),
+        "naive": head.noisy.argmax(axis=2),
     }
 
 
@@ -273,7 +271,7 @@ def score_classes(claim: Claim, truth: Truth) -> AttackResult:
     m = int(claim["parts"][0])
     x = truth.rows(truth.run.silos[0]).x[:ROWS]
     true = np.array([truth.outputs(truth.parameters(int(n)), x).argmax(axis=1) for n in claim["rounds"]])
-    majority = np.array([np.bincount(one).max() / len(one) for one in true])
+    majority = np.array([np.bincount(classes).max() / len(classes) for classes in true])
     guess = np.maximum(majority, 1.0 / m if m > 1 else 0.0)
     rates = np.mean(claim["predicted"] == true, axis=1)
     bound, rate, chance = f"1/{m}" if m > 1 else "less than 1", float(rates.mean()), float(guess.mean())
@@ -304,7 +302,7 @@ LEMMA_SEVEN = Attack(
     source="Lemma 7 of Feng et al. (practical.md), measured",
     protocols=frozenset({"pbpfl"}),
     fits=fits_classes,
-    given=given,
+    given=gather,
     attack=attack_classes,
     score=score_classes,
 )
@@ -322,7 +320,7 @@ def fits_together(run: PublicRun) -> str:
     return fits(run)
 
 
-def given_together(truth: Truth) -> Given:
+def gather_together(truth: Truth) -> Given:
     """Give all silos but the last their views and their own rows."""
     silos, rounds = truth.run.silos[:-1], truth.recorded[-ROUNDS:]
     arrays = {}
@@ -350,12 +348,12 @@ def attack_together(case: Case) -> Claim:
 
 def joined(each: list[SeenHead]) -> SeenHead:
     """Return the rows of several silos as one's, in the rounds that all of them saw."""
-    rounds = np.array(sorted(set.intersection(*(set(one.rounds.tolist()) for one in each))), dtype=np.int64)
+    rounds = np.array(sorted(set.intersection(*(set(head.rounds.tolist()) for head in each))), dtype=np.int64)
     if not len(rounds):
         raise ParameterError("no recorded round was seen by all of these silos")
-    places = [np.searchsorted(one.rounds, rounds) for one in each]
+    places = [np.searchsorted(head.rounds, rounds) for head in each]
     noisy, alpha = (
-        np.concatenate([getattr(one, name)[at] for one, at in zip(each, places, strict=True)], axis=1)
+        np.concatenate([getattr(head, name)[at] for head, at in zip(each, places, strict=True)], axis=1)
         for name in ("noisy", "alpha")
     )
     return SeenHead(noisy, alpha, each[0].spread[places[0]], rounds)
@@ -376,7 +374,7 @@ TOGETHER = Attack(
     source="generalised least squares over the rows of all silos but one",
     protocols=frozenset({"pbpfl"}),
     fits=fits_together,
-    given=given_together,
+    given=gather_together,
     attack=attack_together,
     score=score_together,
 )

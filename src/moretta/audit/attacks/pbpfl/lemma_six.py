@@ -80,11 +80,11 @@ def candidates(truth: Truth, number: int, kind: str) -> tuple[list[Tensors], int
     seed = f"{number}/{kind}".encode()
     other = ALTERNATIVES[kind](true, matrix, np.random.Generator(np.random.PCG64(list(seed))))
     # Each game has hashes of its own, or the true model's would stand in one place in all games of a round.
-    both = sorted(((true, True), (other, False)), key=lambda one: sha256(seed + digest_of(one[0])).digest())
+    both = sorted(((true, True), (other, False)), key=lambda candidate: sha256(seed + digest_of(candidate[0])).digest())
     return [tensors for tensors, _ in both], int(both[1][1])
 
 
-def given(truth: Truth) -> Given:
+def gather(truth: Truth) -> Given:
     """Give a silo its view, and of each round two candidates for the true model."""
     silo = truth.run.silos[0]
     size = sum(value.size for value in truth.parameters(truth.recorded[-1]).values())
@@ -125,7 +125,7 @@ def attack(case: Case) -> Claim:
         "rounds": np.array([int(number) for number, _ in games]),
         "kinds": np.array([list(ALTERNATIVES).index(kind) for kind in kinds]),
         "distances": distances,
-        "guess": np.array([_guess(one) for one in distances]),
+        "guess": np.array([_guess(game) for game in distances]),
     }
 
 
@@ -149,23 +149,23 @@ def _signs(value: Array) -> NDArray[np.int64]:
     for sign in (value > 0, value < 0):
         for axis in range(min(2, value.ndim)):
             counts.append(np.sort(np.moveaxis(sign, axis, 0).reshape(value.shape[axis], -1).sum(axis=1)))
-    return np.concatenate([np.atleast_1d(one) for one in counts] or [np.zeros(1)]).astype(np.int64)
+    return np.concatenate([np.atleast_1d(count) for count in counts] or [np.zeros(1)]).astype(np.int64)
 
 
 def _rank(value: Array) -> int:
-    found = np.linalg.svd(value.reshape(len(value), -1), compute_uv=False)
-    return int((found > SMALLEST * found[0]).sum())
+    values = np.linalg.svd(value.reshape(len(value), -1), compute_uv=False)
+    return int((values > SMALLEST * values[0]).sum())
 
 
 def _guess(distances: Array) -> int:
     """Return the nearer candidate by the first invariant that differs, the first of them where none does."""
-    return next((int(two[1] < two[0]) for two, one in zip(distances, _differ(distances), strict=True) if one), 0)
+    return next((int(two[1] < two[0]) for two, clear in zip(distances, _differ(distances), strict=True) if clear), 0)
 
 
 def _differ(distances: Array) -> NDArray[np.bool_]:
     """Return whether each invariant tells the two candidates apart. distances: [..., 3, 2]."""
-    apart = np.abs(distances[..., 1] - distances[..., 0])
-    return np.asarray(apart > np.array([0.0, 0.0, EQUAL]))
+    difference = np.abs(distances[..., 1] - distances[..., 0])
+    return np.asarray(difference > np.array([0.0, 0.0, EQUAL]))
 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
@@ -208,7 +208,7 @@ ATTACK = Attack(
     source="signs, ranks and canonical forms; contradicts Definition 2 and Lemma 6 of Feng et al.",
     protocols=frozenset({"pbpfl"}),
     fits=first_of(no_head, no_training),
-    given=given,
+    given=gather,
     attack=attack,
     score=score,
 )

@@ -68,11 +68,11 @@ def evidence_of(w: Floats, h: Floats, shape: tuple[int, ...], bits: int) -> Floa
     """
     h = h + np.abs(w) * SLACK
     floats = [kept for kept in (np.float32, np.float64) if np.finfo(kept).nmant < bits]  # of which a message may tell
-    found = [_likelier(np.abs(w - w.astype(kept)), h, np.spacing(np.abs(w).astype(kept))) for kept in floats]
+    evidence = [_likelier(np.abs(w - w.astype(kept)), h, np.spacing(np.abs(w).astype(kept))) for kept in floats]
     for bound in _bounds(shape):
         step = 2.0 * bound / 2.0**DRAWN
-        found += [_likelier(away, h, step) for away in _from_drawn(w, bound, step)]
-    return np.asarray(np.max(found, axis=0))
+        evidence += [_likelier(away, h, step) for away in _from_drawn(w, bound, step)]
+    return np.asarray(np.max(evidence, axis=0))
 
 
 def _from_drawn(w: Floats, bound: float, step: float) -> tuple[Floats, Floats]:
@@ -120,10 +120,10 @@ def true_scales(plan: ScalePlan, key: ScaleKey) -> Floats:
     moved = [start + order for start, order in zip(starts, key.permutations, strict=False)]
     orders = patterns.orders(np.concatenate([np.empty(0, dtype=np.int64), *moved]))
     placed = np.full(len(factors), np.nan)
-    for one in plan.parameters.values():
-        for places in one.follows:
-            whole = np.broadcast_to(places, one.shape)
-            placed[whole] = factors[one.permute(whole, orders)]
+    for pattern in plan.parameters.values():
+        for places in pattern.follows:
+            whole = np.broadcast_to(places, pattern.shape)
+            placed[whole] = factors[pattern.permute(whole, orders)]
     scales = np.where(np.isnan(placed[: plan.free]), 1.0 / placed[plan.free : 2 * plan.free], placed[: plan.free])
     if not plan.free or np.isnan(scales).any():
         raise ParameterError("nothing below the head is scaled")
@@ -138,13 +138,13 @@ def candidates(scales: Floats) -> tuple[Floats, NDArray[np.int64]]:
     # Whoever knows the seed knows the scales: an attacker cannot draw the same decoys.
     generator = np.random.Generator(np.random.PCG64(np.asarray(scales, dtype=np.float64).view(np.uint32).tolist()))
     low = np.log(scales) - WINDOW * generator.random(len(scales))
-    found = np.exp(low[:, None] + WINDOW * generator.random((len(scales), CANDIDATES)))
+    offered = np.exp(low[:, None] + WINDOW * generator.random((len(scales), CANDIDATES)))
     true = generator.integers(0, CANDIDATES, len(scales))
-    found[np.arange(len(scales)), true] = scales
-    return found, true
+    offered[np.arange(len(scales)), true] = scales
+    return offered, true
 
 
-def given(truth: Truth) -> Given:
+def gather(truth: Truth) -> Given:
     """Give a silo the first noisy model that was recorded, and candidates for each scale of it."""
     plan, silo, number = plan_of(truth), truth.run.silos[0], truth.recorded[0]
     offered, _ = candidates(true_scales(plan, key_of(truth, number).scales))
@@ -177,15 +177,15 @@ def guessed(plan: ScalePlan, noisy: Named, offered: Floats) -> NDArray[np.int64]
     guess, factors = np.full(free, -1), np.full(2 * free + 1, np.nan)
     factors[-1], left = 1.0, set(range(min(free, MOST_SCALES)))
     while left:
-        counts = {scale: sum(int(one.known(factors).sum()) for one in seen.get(scale, ())) for scale in left}
+        counts = {scale: sum(int(values.known(factors).sum()) for values in seen.get(scale, ())) for scale in left}
         most = max(counts.values())
         if not most:
             break
         # The bias of a layer alone says little of its scale, so scales with the most usable values come first.
         turn = [scale for scale in sorted(left) if 2 * counts[scale] >= most]
         for scale in turn:
-            told = [one.evidence(offered[scale], factors, bits) for one in seen[scale]]
-            guess[scale] = np.sum(told, axis=0).argmax()
+            evidence = [values.evidence(offered[scale], factors, bits) for values in seen[scale]]
+            guess[scale] = np.sum(evidence, axis=0).argmax()
         for scale in turn:
             factors[scale] = offered[scale, guess[scale]]
             factors[scale + free] = 1.0 / factors[scale]
@@ -221,20 +221,20 @@ class _Values:
 
 def _seen(plan: ScalePlan, noisy: Named) -> dict[int, list[_Values]]:
     """Return the noisy values by scale; a value that follows two stands with both."""
-    free, found = plan.free, dict[int, list[_Values]]()
+    free, seen = plan.free, dict[int, list[_Values]]()
     for name, value in noisy.items():
-        terms = [np.broadcast_to(one % (2 * free + 1), value.shape).ravel() for one in plan.parameters[name].follows]
+        terms = [np.broadcast_to(term % (2 * free + 1), value.shape).ravel() for term in plan.parameters[name].follows]
         weight = f"{name.removesuffix('bias')}weight"
         shape = noisy[weight].shape if value.ndim == 1 and weight in noisy else value.shape
-        for turn, one in enumerate(terms):
+        for turn, term in enumerate(terms):
             other = terms[1 - turn] if len(terms) == 2 else np.full(value.size, 2 * free)
-            order = np.flatnonzero((one < 2 * free) & (value.ravel() != 0))
-            order = order[np.argsort(one[order] % free, kind="stable")]
-            scales, starts = np.unique(one[order] % free, return_index=True)
+            order = np.flatnonzero((term < 2 * free) & (value.ravel() != 0))
+            order = order[np.argsort(term[order] % free, kind="stable")]
+            scales, starts = np.unique(term[order] % free, return_index=True)
             for scale, at in zip(scales.tolist(), np.split(order, starts[1:]), strict=True):
-                power = np.where(one[at] < free, 1.0, -1.0)
-                found.setdefault(scale, []).append(_Values(value.ravel()[at], power, other[at], shape))
-    return found
+                power = np.where(term[at] < free, 1.0, -1.0)
+                seen.setdefault(scale, []).append(_Values(value.ravel()[at], power, other[at], shape))
+    return seen
 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
@@ -244,14 +244,14 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     tried = claim["guess"] >= 0
     if not tried.any():
         raise ParameterError("no scale has a value of its own below the head")
-    found, games = int((claim["guess"] == true)[tried].sum()), int(tried.sum())
+    hits, games = int((claim["guess"] == true)[tried].sum()), int(tried.sum())
     return AttackResult(
         measure=f"rate of scales told from {CANDIDATES - 1} decoys by the low bits of one noisy model",
-        score=found / games,
+        score=hits / games,
         chance=1.0 / CANDIDATES,
         constant=1.0 / CANDIDATES,
-        interval=of_rate(found, games),
-        sentence=f"A silo tells {found} of {games} scales of round {number} from {CANDIDATES - 1} decoys each by the "
+        interval=of_rate(hits, games),
+        sentence=f"A silo tells {hits} of {games} scales of round {number} from {CANDIDATES - 1} decoys each by the "
         "low bits of the noisy model",
         figures={"scales": float(games), "round": float(number)},
     )
@@ -265,7 +265,7 @@ ATTACK = Attack(
     source="weights lie on a lattice of floats, of initialisers with 24 random bits; round(R o W) shows where",
     protocols=frozenset({"pbpfl"}),
     fits=fits,
-    given=given,
+    given=gather,
     attack=attack,
     score=score,
 )

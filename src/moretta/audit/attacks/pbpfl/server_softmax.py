@@ -45,7 +45,7 @@ TINY = 1e-30  # of a column's norm: it is divided by
 fits = first_of(no_head, augmented, softmax.fits)
 
 
-def given(truth: Truth) -> Given:
+def gather(truth: Truth) -> Given:
     """Give the server its view, its keys' offsets and its own heads."""
     rounds, arrays = truth.recorded[-ROUNDS:], {}
     for number in rounds:
@@ -64,17 +64,17 @@ def given(truth: Truth) -> Given:
 
 def attack(case: Case) -> Claim:
     """Claim p/ROUND/SILO, [rows, outputs], and h/ROUND/SILO, [rows, inputs]."""
-    found, asks = {}, case.last_of_each_round("server", TrainOn, "sent")
+    claim, asks = {}, case.last_of_each_round("server", TrainOn, "sent")
     heard = (*case.heard("server", Predictions), *case.heard("server", Ratios))
-    sent: dict[tuple[int, str], Any] = {(one.round, one.peer): one.message for one in heard}  # the last: that counted
+    sent: dict[tuple[int, str], Any] = {(entry.round, entry.peer): entry.message for entry in heard}  # the last counted
     for (number, silo), predictions in sent.items():
         offset = np.asarray(case.arrays[f"offset/{number}"])
         true = _seen(predictions, offset)
         weight, bias = case.arrays[f"weight/{number}"], case.arrays.get(f"bias/{number}")
         scales = scales_of(weight, asks[number].parameters[case.run.head], offset)
-        found[f"p/{number}/{silo}"] = true.p
-        found[f"h/{number}/{silo}"] = features(true, weight, bias, scales)
-    return found
+        claim[f"p/{number}/{silo}"] = true.p
+        claim[f"h/{number}/{silo}"] = features(true, weight, bias, scales)
+    return claim
 
 
 def _seen(sent: Predictions | Ratios, offset: Floats) -> TrueSoftmax:
@@ -89,7 +89,7 @@ def _seen(sent: Predictions | Ratios, offset: Floats) -> TrueSoftmax:
 def scales_of(weight: Array, noisy: Array, offset: Floats) -> Floats:
     """Return s by column of W, where W^ - r has the columns of W / s in some order, [inputs]; of columns of 0, 1."""
     held, scaled = np.asarray(weight, dtype=np.float64), np.asarray(noisy, dtype=np.float64) - offset[:, None]
-    sizes, others = (np.maximum(np.linalg.norm(one, axis=0), TINY) for one in (held, scaled))
+    sizes, others = (np.maximum(np.linalg.norm(matrix, axis=0), TINY) for matrix in (held, scaled))
     place = ((held / sizes).T @ (scaled / others)).argmax(axis=1)  # of columns along each other
     return np.where(sizes > TINY, sizes / others[place], 1.0)
 
@@ -101,8 +101,8 @@ def features(true: TrueSoftmax, weight: Array, bias: Array | None, scales: Float
     matrix[:outputs, :inputs], matrix[:outputs, inputs], matrix[outputs, :inputs] = weight, -1.0, scales
     b = 0.0 if bias is None else np.asarray(bias, dtype=np.float64)
     right = np.concatenate([true.y - b, (true.alpha - (bias is not None))[:, None]], axis=1)
-    found: Floats = np.linalg.lstsq(matrix, right.T, rcond=None)[0].T[:, :inputs]
-    return found
+    solution: Floats = np.linalg.lstsq(matrix, right.T, rcond=None)[0].T[:, :inputs]
+    return solution
 
 
 def truth_of(truth: Truth, number: int, silo: str) -> tuple[Floats, Floats, NDArray[np.int64]]:
@@ -119,12 +119,12 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     """
     names = sorted(name.removeprefix("p/") for name in claim if name.startswith("p/"))
     split = [name.split("/", 1) for name in names]
-    true, h, labels = (np.concatenate(one) for one in zip(*(truth_of(truth, int(n), s) for n, s in split), strict=True))
+    true, h, labels = (np.concatenate(v) for v in zip(*(truth_of(truth, int(n), s) for n, s in split), strict=True))
     p, features_found = (np.concatenate([claim[f"{kind}/{name}"] for name in names]) for kind in ("p", "h"))
     rounds = np.repeat([int(number) for number, _ in split], [len(claim[f"p/{name}"]) for name in names])
     by_round = (
-        np.array([squares(one, true)[rounds == number].sum(axis=0) for number in np.unique(rounds)])
-        for one in (p, np.broadcast_to(true.mean(axis=0), true.shape))
+        np.array([squares(softmax, true)[rounds == number].sum(axis=0) for number in np.unique(rounds)])
+        for softmax in (p, np.broadcast_to(true.mean(axis=0), true.shape))
     )
     hidden = truth.run.setting("exchange") == "ratios" and truth.run.outputs == 2
     who = "Behind ratios of two classes the server guesses" if hidden else "The server learns"
@@ -159,7 +159,7 @@ ATTACK = Attack(
     source="the exchange of practical.md, Eq. 21, as the server sees it",
     protocols=frozenset({"pbpfl"}),
     fits=fits,
-    given=given,
+    given=gather,
     attack=attack,
     score=score,
 )
@@ -172,7 +172,7 @@ def _masks(run: PublicRun) -> str:
 fits_masks = first_of(_masks, softmax.fits, augmented)
 
 
-def given_masks(truth: Truth) -> Given:
+def gather_masks(truth: Truth) -> Given:
     """Give the server its view of the last round and its offset there."""
     number = truth.recorded[-1]
     return Given(
@@ -230,7 +230,7 @@ SEGMENTATION = Attack(
     source="the exchange of practical.md, Eq. 21, at each position of a dense head",
     protocols=frozenset({"pbpfl"}),
     fits=fits_masks,
-    given=given_masks,
+    given=gather_masks,
     attack=attack_masks,
     score=score_masks,
 )

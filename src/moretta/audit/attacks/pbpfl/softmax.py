@@ -63,15 +63,15 @@ def sent_by(case: Case, silo: str) -> dict[int, tuple[Floats, Floats]]:
     """Return z, y^ up to a constant a row, and alpha of a silo's batch, by round."""
     if case.run.setting("exchange") != "ratios":
         sent: Mapping[int, Predictions] = case.last_of_each_round(silo, Predictions)
-        return {number: (one.z.astype(np.float64), one.alpha.astype(np.float64)) for number, one in sent.items()}
+        return {n: (sent[n].z.astype(np.float64), sent[n].alpha.astype(np.float64)) for n in sent}
     blinded: Mapping[int, Ratios] = case.last_of_each_round(silo, Ratios)
     if any(f"{OWN}{number}" not in case.arrays for number in blinded):
         raise ParameterError('with exchange = "ratios" a silo\'s view has no outputs, and this attack is given none')
     own = {number: case.arrays[f"{OWN}{number}"].astype(np.float64) for number in blinded}
-    return {n: (own[n] - own[n].max(axis=1, keepdims=True), one.alpha.astype(np.float64)) for n, one in blinded.items()}
+    return {n: (own[n] - own[n].max(axis=1, keepdims=True), blinded[n].alpha.astype(np.float64)) for n in blinded}
 
 
-def opened(sent: Ratios, told: BlindedSoftmax, z: Floats) -> Floats:
+def opened(sent: Ratios, answer: BlindedSoftmax, z: Floats) -> Floats:
     """Return y* of an answer to ratios of these outputs, [rows, outputs].
 
     lambda_i is taken from the smallest ratio of i, as outputs that were rounded otherwise put it off by that much.
@@ -82,7 +82,7 @@ def opened(sent: Ratios, told: BlindedSoftmax, z: Floats) -> Floats:
         other = np.where(least[:, 0] == i, least[:, 1], least[:, 0])
         mu = ratios.from_words(sent.words[rows, i, other - (other > i)])
         lambdas[:, i] = mu - ratios.whole(np.exp(z[rows, other] - z[:, i]))
-    return ratios.unblinded(told, lambdas)
+    return ratios.unblinded(answer, lambdas)
 
 
 def fits(run: PublicRun) -> str:
@@ -92,7 +92,7 @@ def fits(run: PublicRun) -> str:
     return no_training(run)
 
 
-def given(truth: Truth) -> Given:
+def gather(truth: Truth) -> Given:
     """Give the first silo its view."""
     silo, rounds = truth.run.silos[0], truth.recorded[-ROUNDS:]
     own = known(truth, silo, rounds)
@@ -110,9 +110,9 @@ def softmax_by_round(case: Case, silo: str) -> dict[int, Floats]:
     """Return the softmax of a silo's batch, [rows, outputs], by round."""
     if case.run.setting("exchange") == "ratios":
         outputs, asked = sent_by(case, silo), case.last_of_each_round(silo, Ratios)
-        told = case.last_of_each_round(silo, BlindedSoftmax).items()
-        z = {number: outputs[number][0] for number, _ in told}
-        return {n: from_one_row(z[n], opened(asked[n], answer, z[n]), answer.rests) for n, answer in told}
+        blinded = case.last_of_each_round(silo, BlindedSoftmax).items()
+        z = {number: outputs[number][0] for number, _ in blinded}
+        return {n: from_one_row(z[n], opened(asked[n], answer, z[n]), answer.rests) for n, answer in blinded}
     asks, answers = (case.last_of_each_round(silo, kind) for kind in (TrainOn, Softmax))
     if not answers:
         raise ParameterError(f"{silo} was answered nothing in the recorded rounds")
@@ -134,14 +134,14 @@ def true_by_round(truth: Truth, silo: str, numbers: list[int]) -> dict[int, Floa
 
     Behind ratios of two classes it formed none: there it is that of the true model.
     """
-    found = {}
+    softmax = {}
     for number in numbers:
         if truth.run.setting("exchange") == "ratios":
-            found[number] = probabilities(outputs_of(truth, silo, number, truth.parameters(number)), "cross-entropy")
+            softmax[number] = probabilities(outputs_of(truth, silo, number, truth.parameters(number)), "cross-entropy")
         else:
             sent = truth.messages(silo, number, Predictions)
-            found[number] = true_softmax(sent[-1], key_of(truth, number).offset).p
-    return found
+            softmax[number] = true_softmax(sent[-1], key_of(truth, number).offset).p
+    return softmax
 
 
 def naive_by_round(truth: Truth, silo: str, numbers: list[int]) -> dict[int, Floats]:
@@ -149,7 +149,7 @@ def naive_by_round(truth: Truth, silo: str, numbers: list[int]) -> dict[int, Flo
 
     [rows, outputs] by round.
     """
-    found = {}
+    guesses = {}
     for number in numbers:
         if truth.run.setting("exchange") == "ratios":
             guess = np.ones((len(truth.batch(silo, number)), truth.run.outputs))
@@ -157,36 +157,36 @@ def naive_by_round(truth: Truth, silo: str, numbers: list[int]) -> dict[int, Flo
             answer = truth.messages(silo, number, Softmax)[-1]
             guess = np.asarray(answer.y, dtype=np.float64)
             guess = guess if answer.k.shape[1] else np.ones_like(guess)
-        found[number] = guess / guess.sum(axis=1, keepdims=True)
-    return found
+        guesses[number] = guess / guess.sum(axis=1, keepdims=True)
+    return guesses
 
 
-def squares(found: Floats, true: Floats) -> Floats:
+def squares(claimed: Floats, true: Floats) -> Floats:
     """Return the squared error and the squared size of the truth by row, [rows, 2]."""
-    return np.stack([np.sum((found - true) ** 2, axis=1), np.sum(true**2, axis=1)], axis=1)
+    return np.stack([np.sum((claimed - true) ** 2, axis=1), np.sum(true**2, axis=1)], axis=1)
 
 
-def scores(found: Floats, guess: Floats) -> tuple[float, float, Interval]:
+def scores(errors: Floats, guess: Floats) -> tuple[float, float, Interval]:
     """Return score, chance and interval of 1 - relative error, median over rounds.
 
     found, guess: sums of `squares` by round, [rounds, 2].
     """
-    return of_units(*(np.sqrt(pairs[:, 0] / pairs[:, 1]) for pairs in (found, guess)))
+    return of_units(*(np.sqrt(pairs[:, 0] / pairs[:, 1]) for pairs in (errors, guess)))
 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with what the server formed. Rows of a round share their xi, so that the units are rounds."""
     silo, numbers = truth.run.silos[0], sorted(int(name.removeprefix("p/")) for name in claim)
     true, naive = true_by_round(truth, silo, numbers), naive_by_round(truth, silo, numbers)
-    found = {number: np.asarray(claim[f"p/{number}"]) for number in numbers}
+    claimed = {number: np.asarray(claim[f"p/{number}"]) for number in numbers}
     solved_for, unsolved = (
-        np.array([squares(of[number], true[number]).sum(axis=0) for number in numbers]) for of in (found, naive)
+        np.array([squares(of[number], true[number]).sum(axis=0) for number in numbers]) for of in (claimed, naive)
     )
     miss, size = solved_for.sum(axis=0)
-    largest = max(float(np.abs(found[number] - true[number]).max()) for number in numbers)
+    largest = max(float(np.abs(claimed[number] - true[number]).max()) for number in numbers)
     handed = truth.run.setting("variant") == "probabilities"
     does = "is handed the true softmax of its batch" if handed else "solves for the true softmax of its batch"
-    rows = sum(len(p) for p in found.values())
+    rows = sum(len(p) for p in claimed.values())
     return AttackResult(
         "1 - relative error of the true softmax, median over rounds",
         *scores(solved_for, unsolved),
@@ -203,7 +203,7 @@ SOFTMAX = Attack(
     source="sum_i p_i = 1 in the answers of practical.md, Eq. 22 and 23; contradicts Lemma 7 of Feng et al.",
     protocols=frozenset({"pbpfl"}),
     fits=fits,
-    given=given,
+    given=gather,
     attack=attack,
     score=score,
 )
@@ -242,20 +242,20 @@ def gamma_of(centred: Floats, ask: TrainOn) -> Floats:
     """Return gamma, [m], of least norm where r less its mean leaves one open."""
     spread = head_offset.spread_of(ask)
     spread = spread - spread.mean(axis=1, keepdims=True)
-    found: Floats = np.linalg.lstsq(spread.T, centred, rcond=SINGULAR)[0]
-    return found
+    gamma: Floats = np.linalg.lstsq(spread.T, centred, rcond=SINGULAR)[0]
+    return gamma
 
 
 def score_offset(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the keys: all of gamma, and for a figure the differences of r alone."""
     true = np.array([key_of(truth, int(number)).offset for number in claim["rounds"]])
     true -= true.mean(axis=1, keepdims=True)
-    apart = [relative_error(found, one) for found, one in zip(claim["centred"], true, strict=True)]
+    misses = [relative_error(centred, expected) for centred, expected in zip(claim["centred"], true, strict=True)]
     errors = head_offset.errors_of(claim, truth)
     who = "A silo reads off the softmax of its batch"
     if claim["gamma"].shape[1] == truth.run.outputs:
-        who = f"A silo reads differences of the head's offset off the softmax to {np.median(apart):.1e}, and all of"
-    return head_offset.finding(errors, who, {"relative_error_of_differences": float(np.median(apart))})
+        who = f"A silo reads differences of the head's offset off the softmax to {np.median(misses):.1e}, and all of"
+    return head_offset.finding(errors, who, {"relative_error_of_differences": float(np.median(misses))})
 
 
 OFFSET = Attack(
@@ -266,7 +266,7 @@ OFFSET = Attack(
     source="log p_i - log p_j = y_i - y_j in y^ = y + alpha r (practical.md, Eq. 21)",
     protocols=frozenset({"pbpfl"}),
     fits=fits_offset,
-    given=given,
+    given=gather,
     attack=attack_offset,
     score=score_offset,
 )

@@ -24,7 +24,7 @@ def fits(run: PublicRun) -> str:
     return "" if 1 in run.recorded else "the first round was not recorded"
 
 
-def given(truth: Truth) -> Given:
+def gather(truth: Truth) -> Given:
     """Give a silo the seed. Raises `moretta.errors.ParameterError` where the weights do not follow from it."""
     if truth.architecture.program:
         raise ParameterError("the model was made in Python: no seed of a run file leads to its weights")
@@ -76,7 +76,7 @@ ATTACK = Attack(
     source="initial weights are a function of the run file's seed",
     protocols=frozenset({"pbpfl"}),
     fits=fits,
-    given=given,
+    given=gather,
     attack=attack,
     score=score,
 )
