@@ -193,7 +193,7 @@ class Reader(HTMLParser):
 def told_of(name: str = "age", **settings: Any) -> dict[str, Any]:
     x = np.random.default_rng(1).normal(50, 10, (90, 1)).astype(np.float32)
     owners = [Silo(f"{name}-{part}", x[part::2], np.arange(len(x[part::2])) % 3 % 2) for part in range(2)]
-    return look_at(owners, [name], classes=2, class_names=(name, "no")).told(**settings)
+    return look_at(owners, [name], classes=2, class_names=(name, "no")).plain(**settings)
 
 
 def test_the_page_fetches_nothing_and_escapes_all() -> None:

@@ -293,7 +293,7 @@ def test_shell_python_and_onnx_predict_alike_from_raw_rows(trained: Path, tmp_pa
     assert call("export", tmp_path / "mine", "--out", tmp_path / "model.onnx").code == 0
     session = runtime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
     told = json.loads(session.get_modelmeta().custom_metadata_map["moretta.inputs"])
-    assert told["table"] == schema.told()
+    assert told["table"] == schema.plain()
     (outputs,) = session.run(None, {"x": rows.coded})
     graph = torch.softmax(torch.tensor(outputs).double(), 1).numpy()
     assert np.abs(graph - wanted).max() < 1e-6

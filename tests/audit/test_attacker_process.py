@@ -462,7 +462,7 @@ def test_a_score_that_is_no_number_is_no_finding(tmp_path):
     truth = recorded(tmp_path, run={"rounds": 2}, protocol={"name": "pbpfl"})
     nan = dataclasses.replace(GAMMA, score=lambda claim, truth: AttackResult("m", float("nan"), 0.0, (0.0, 1.0), "s"))
     found = auditor.audit(truth.folder, truth.federation, truth.planned, truth.seed, chosen=[nan])
-    assert [one["because"] for one in found.record["not_run"]] == ["it came to no finite score"]
+    assert [one["because"] for one in found.record["not_run"]] == ["it has no finite score"]
 
 
 def test_first_weights_are_no_attackers(tmp_path):

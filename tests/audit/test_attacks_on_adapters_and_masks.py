@@ -85,7 +85,7 @@ def test_beside_a_frozen_base_a_silo_has_an_adapters_product(nets: Path) -> None
 def test_where_the_base_trains_scales_stand_around_the_product(nets: Path) -> None:
     truth = pbpfl(nets, {"source": "nets:Adapted", "frozen": False}, {}, {})
     with pytest.raises(ParameterError, match="no parameter is frozen"):
-        adapters.given(truth)
+        adapters.gather(truth)
     silo = truth.run.silos[0]
     case = truth.case({silo: truth.recorded}, structure(plan_of(truth)), thorough=False)
     # It multiplies all the same; the factors s_out / s_in of an entry lie between 1/4 and 4, and channels move.
@@ -101,7 +101,7 @@ def test_another_adapters_factor_is_not_this_ones(nets: Path) -> None:
 def test_a_frozen_layer_without_an_adapter_is_not_attacked(nets: Path) -> None:
     truth = pbpfl(nets, {"source": "nets:Adapted", "low": False}, {}, {"rounds": 1})
     with pytest.raises(ParameterError, match="no two matrices that train have all their scales in common"):
-        adapters.given(truth)
+        adapters.gather(truth)
 
 
 MASKS = {"source": "nets:images", "standardise": False}

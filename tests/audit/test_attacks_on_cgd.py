@@ -131,7 +131,7 @@ def test_a_start_of_ones_own_and_d_are_a_model(blind: bool, who: str, tmp_path: 
     assert list(given.views) == ([] if blind else ["server"])
     assert any(name.startswith("moved/") for name in given.arrays) == blind
     found = check(attacked(OUTSIDER, truth))
-    assert found.sentence.startswith(f"Whoever is given D by {who}")
+    assert found.sentence.startswith(f"An outsider with D from {who}")
     # Both are means over starts of the same law, of 10 and 3; a start moves the accuracy by a few hundredths.
     assert abs(found.score - found.figures["confined_mean"]) < 0.1
 

@@ -88,7 +88,7 @@ def test_a_limited_attack_that_crashed_hides_no_other_ones_score(run, monkeypatc
     code, out, err = call("audit", run, "--json", "--fail-above", "lost=0.5", "--fail-above", f"{NAME}=0.5")
     score = json.loads(out)["attacks"][0]["score"]
     assert err.strip() == (
-        f"moretta: lost came to no score: it ended with ValueError: no; {NAME} scores {score:.4g}, above 0.5"
+        f"moretta: lost has no score: it ended with ValueError: no; {NAME} scores {score:.4g}, above 0.5"
     )
     assert code == 1
 

@@ -178,7 +178,7 @@ def test_scores_above_limits(audited):
     assert found.above({"one": 0.69}) == {"one": "one scores 0.7, above 0.69"}
     assert found.above({"one": 0.7}) == {}
     assert list(found.above({"lost": 2.0, "one": 0.7, "two": 0.1}).values()) == [
-        "lost came to no score: there is no such thing", "two scores 0.7, above 0.1",
+        "lost has no score: there is no such thing", "two scores 0.7, above 0.1",
     ]  # fmt: skip
     with pytest.raises(ParameterError, match="the attacks on this run are one, two"):
         found.above({"nothing-of-the-kind": 0.1})

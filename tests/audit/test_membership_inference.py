@@ -261,7 +261,7 @@ def test_numbers_alone_tell_no_members(columns):
     [([0, 0, 1], [2, 2, 3], "classification"), ([[0.1], [0.2]], [[0.5], [0.6]], "regression")],
 )
 def test_no_label_in_common_is_refused_in_words(theirs, nobodys, task):
-    with pytest.raises(ParameterError, match=r"labels as those of silo-2, .* so that this cannot be tried; bring"):
+    with pytest.raises(ParameterError, match=r"have the labels of silo-2; .*; bring test rows"):
         candidates(parties(theirs, nobodys, task), "silo-2")
 
 

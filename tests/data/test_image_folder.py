@@ -30,7 +30,7 @@ RANDOM = np.random.default_rng(0)
 GREY = RANDOM.integers(0, 256, (6, 6), np.uint8)
 COLOURED = RANDOM.integers(0, 256, (6, 6, 3), np.uint8)
 LABELS = schema.of({"columns": {"file": {"kind": "file"}, "label": {"kind": "target", "classes": ["fine", "ill"]}}})
-NAMED = schema.of({"columns": LABELS.told()["columns"] | {"patient": {"kind": "group"}, "row": {"kind": "id"}}})
+NAMED = schema.of({"columns": LABELS.plain()["columns"] | {"patient": {"kind": "group"}, "row": {"kind": "id"}}})
 
 
 def save(path: Path, pixels: np.ndarray = GREY, **options: Any) -> None:
@@ -196,7 +196,7 @@ def test_numbers_are_regression_where_asked(tmp_path: Path) -> None:
 
 def test_a_given_schema_numbers_the_classes_and_names_the_columns(tmp_path: Path) -> None:
     scans(tmp_path)
-    told = NAMED.told()["columns"] | {"label": {"kind": "target", "classes": ["ill", "fine"]}}
+    told = NAMED.plain()["columns"] | {"label": {"kind": "target", "classes": ["ill", "fine"]}}
     data = load("image-folder", path="scans", labels="labels.csv", schema=schema.of({"columns": told}), base=tmp_path)
     assert data.class_names == ("ill", "fine")
     assert data.train.ids is not None
@@ -395,7 +395,7 @@ def test_tables_that_lack_something(
 
 def test_a_schema_has_images_or_columns_as_inputs() -> None:
     with pytest.raises(ParameterError, match="the images that file names are the inputs, so age cannot be one"):
-        schema.of({"columns": LABELS.told()["columns"] | {"age": {"kind": "number"}}})
+        schema.of({"columns": LABELS.plain()["columns"] | {"age": {"kind": "number"}}})
     with pytest.raises(ParameterError, match="a and b are both of kind file"):
         schema.of({"columns": {"a": {"kind": "file"}, "b": {"kind": "file"}}})
 

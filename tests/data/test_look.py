@@ -51,7 +51,7 @@ def told_of(rows: int = 60, least: int = 5, **settings: Any) -> dict[str, Any]:
         }
         read = encode(columns, SCHEMA, "clinic.csv", Format())
         owners.append(Silo(f"silo-{number + 1}", read.x, read.y))
-    return look_at(owners, (), table=SCHEMA, classes=2, class_names=("no", "yes"), least=least).told(least, **settings)
+    return look_at(owners, (), table=SCHEMA, classes=2, class_names=("no", "yes"), least=least).plain(least, **settings)
 
 
 def test_every_kind_of_column_is_counted() -> None:
@@ -118,7 +118,7 @@ def test_a_small_table_shows_nothing() -> None:
 )
 def test_bins_are_open_and_no_end_is_one_row_s(values: list[float], factor: float) -> None:
     x = (np.array(values) * factor).astype(np.float32)[:, None]
-    told = look_at([Silo("all", x, np.zeros(len(x)))], ["x"], classes=2).told(1)
+    told = look_at([Silo("all", x, np.zeros(len(x)))], ["x"], classes=2).plain(1)
     (only,) = told["columns"]
     assert sum(cell["rows"] for cell in only["cells"]) == len(x)
     labels = [cell["label"] for cell in only["cells"]]
@@ -128,7 +128,7 @@ def test_bins_are_open_and_no_end_is_one_row_s(values: list[float], factor: floa
 
 def test_an_outlier_is_in_no_range() -> None:
     x = np.concatenate([np.linspace(20, 40, 97), [1234.5, -987.5, 777.25]]).astype(np.float32)[:, None]
-    told = look_at([Silo("all", x, np.zeros(100))], ["age"], classes=2).told()
+    told = look_at([Silo("all", x, np.zeros(100))], ["age"], classes=2).plain()
     assert told["columns"][0]["range"] == ["20", "40"]
     assert not any(part in json.dumps(told, ensure_ascii=False) for part in ("1,234", "1234", "987", "777"))
 
@@ -144,7 +144,7 @@ def test_an_outlier_is_in_no_range() -> None:
 )
 def test_plain_bins(values: list[float], labels: list[str] | None, ends: list[str]) -> None:
     x = np.array(values, np.float32)[:, None]
-    only = look_at([Silo("all", x, np.zeros(60))], ["x"], classes=2).told()["columns"][0]
+    only = look_at([Silo("all", x, np.zeros(60))], ["x"], classes=2).plain()["columns"][0]
     assert only["range"] == ends
     assert labels is None or [cell["label"] for cell in only["cells"]] == labels
 
@@ -153,12 +153,12 @@ def test_arrays_and_numbers_as_targets() -> None:
     x = np.arange(40, dtype=np.float32).reshape(-1, 2)
     x[3, 1] = np.nan
     rules = ColumnRules.alike(2, fill="mean")
-    told = look_at([Silo("all", x, np.arange(20.0))], ["a", "b"], rules=rules, held={"testing": 7}).told(1)
+    told = look_at([Silo("all", x, np.arange(20.0))], ["a", "b"], rules=rules, held={"testing": 7}).plain(1)
     assert [one["absent"] for one in told["columns"]] == [{"rows": 0}, {"rows": 1}]
     assert told["rows"] == {"training": 20, "testing": 7}
     assert told["target"]["kind"] == "number"
     assert lines_of(told)[0] == "rows: 20 to train on, 7 for testing"
     assert lines_of(told)[-1].startswith("target: about ")
-    images = look_at([Silo("all", np.zeros((20, 3, 8, 8), np.float32), np.zeros(20, np.int64))], (), classes=2).told()
+    images = look_at([Silo("all", np.zeros((20, 3, 8, 8), np.float32), np.zeros(20, np.int64))], (), classes=2).plain()
     assert images["columns"] == []
     assert images["sample"] == [3, 8, 8]

@@ -47,7 +47,7 @@ def mapped(folder: Path, text: str, form: Format | None = FORM, **changed: Any) 
     (folder / "rows.csv").write_text(text)
     columns = read_columns(folder / "rows.csv", form)
     found, effect = ColumnMapping(**{**MAPPING, **changed}).applied(columns, "rows.csv", form)
-    return found, effect.said()
+    return found, effect.sentence()
 
 
 def test_columns_are_renamed_recoded_converted_and_dropped(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_columns_with_types_and_marks_of_the_files_own(tmp_path: Path) -> None:
     assert [found["sex"].tolist(), found["in"].tolist()] == [["male", "female", ""], ["yes"] * 3]
     np.testing.assert_array_equal(found["mass"], [1500.0, np.nan, 2000.0])
     np.testing.assert_array_equal(found["count"], [2500.0, np.nan, 14.0])
-    assert effect.said().startswith(
+    assert effect.sentence().startswith(
         "of 3 rows: 0 columns renamed, 0 dropped, 5 cells recoded (sex 2, in 3), 4 cells conv"
     )
 

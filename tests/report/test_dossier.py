@@ -154,7 +154,7 @@ def every(told: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def texts(written: Written, section: str) -> list[str]:
-    return [one["text"] for one in every(written.told) if one["section"] == section and one["origin"] != "open"]
+    return [one["text"] for one in every(written.content) if one["section"] == section and one["origin"] != "open"]
 
 
 class Texts(HTMLParser):
@@ -214,7 +214,7 @@ def test_page_and_json_have_the_same_sentences_and_each_has_a_source(run, kind):
     written = write_dossier(folder)
     data, html = written.files.data.read_text(), written.files.page.read_text()
     told = json.loads(data)
-    assert told == written.told
+    assert told == written.content
     page = Texts(html)
     assert [found for text in (data, html) if (found := FORBIDDEN.search(text))] == []
     assert not re.search(r"https?://|@import|url\(", html)
@@ -299,7 +299,7 @@ def test_columns_that_the_run_did_not_write_are_refused(run):
 
 def test_attacks_stand_by_severity_the_gravest_first(run):
     written = write_dossier(run("audited"))
-    found = [one for one in every(written.told) if one["section"] == "4.1.c" and one["origin"] == "stated"]
+    found = [one for one in every(written.content) if one["section"] == "4.1.c" and one["origin"] == "stated"]
     groups = list(dict.fromkeys(one["group"] for one in found))
     assert groups == [*(SAID[one][0].upper() + SAID[one][1:] for one in SEVERITIES), risks.NOT_GRADED]
     rows = [one for one in found if one["group"] == "Recovers rows"]
@@ -342,7 +342,7 @@ def test_an_unfinished_run_states_what_was_planned_and_no_more(run):
     written = write_dossier(run("unfinished"))
     assert any("1 of 2 rounds are in its history" in text for text in texts(written, "0.5"))
     assert texts(written, "2.2.a")[0].startswith("What each role received is not stated")
-    assert [one for one in every(written.told) if any(s.startswith("result.json") for s in one["sources"])] == []
+    assert [one for one in every(written.content) if any(s.startswith("result.json") for s in one["sources"])] == []
 
 
 NOISED = {"epsilon": 4.73, "delta": 1e-5, "releases": 5.0, "noise_silos": 3.0}
@@ -379,7 +379,7 @@ def test_protocols_are_described_as_what_they_are(run, kind, says):
 
 
 def test_a_blind_server_is_not_said_to_receive_sums(run):
-    found = [one for one in every(write_dossier(run("cgd")).told) if one.get("group") == "The server"]
+    found = [one for one in every(write_dossier(run("cgd")).content) if one.get("group") == "The server"]
     received = [one["text"] for one in found if one["section"] == "2.2.a"]
     assert not [text for text in received if "sum" in text]
     assert [one for one in found if one["section"] == "2.3.d" and "cannot read" in one["text"]]
@@ -427,7 +427,7 @@ def test_answers_fill_what_is_open(run):
     answers = 'purpose = "Predict relapse. Nothing else."\ncontrollers = ["Clinic A", "Clinic B"]\nplan = " "\n'
     (folder / "dossier.toml").write_text(answers)
     written = write_dossier(folder)
-    found = {one["text"]: one for one in every(written.told) if one["origin"] == "answered"}
+    found = {one["text"]: one for one in every(written.content) if one["origin"] == "answered"}
     assert list(found) == ["Clinic A.", "Clinic B.", "Predict relapse.", "Nothing else."]
     assert found["Nothing else."]["sources"] == ["dossier.toml#/purpose"]
     assert found["Clinic A."]["by"] == "the parties"
@@ -482,8 +482,8 @@ def test_every_question_has_its_section_and_every_clause_its_use(run, make_run):
     assert len(set(numbers)) == len(numbers)
     assert len(set(keys)) == len(keys)
     assert {question.section for question in questions.QUESTIONS} <= set(numbers)
-    used = set(write_dossier(run("audited")).told["clauses"]) | set(
-        write_dossier(make_run(facts=NOISED)).told["clauses"]
+    used = set(write_dossier(run("audited")).content["clauses"]) | set(
+        write_dossier(make_run(facts=NOISED)).content["clauses"]
     )
     assert used == set(questions.CLAUSES)
     assert {clause.document for clause in questions.CLAUSES.values()} == set(questions.DOCUMENTS)

@@ -70,7 +70,7 @@ def test_what_is_no_evidence_is_said_to_be_none(make_run, tmp_path):
         assert "class-weights takes 2 attacks from an audit: silo-property and labels-from-head." in words
         assert "> failed<" not in words
     assert "the one attempt to tell members gave no evidence" in verdicts([record])[0].sentences[2]
-    assert leak(record.audit, ["silo"]).said == "no attack succeeded, of 1; not shown safe"
+    assert leak(record.audit, ["silo"]).summary == "no attack succeeded, of 1; not shown safe"
 
 
 def test_the_caption_says_of_how_many_rounds_and_with_which_rows(make_run, tmp_path):

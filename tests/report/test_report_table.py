@@ -102,7 +102,7 @@ def test_mean_and_deviation_over_seeds_by_hand(make_run: Any) -> None:
         (folder / "result.json").write_text(json.dumps(record))
         records.append(read_run(folder))
     found = OverSeeds("FedSGD", (0, 1, 2), tuple(records))
-    told = found.told()
+    told = found.as_json()
     assert told["accuracy"] == {
         "mean": pytest.approx(0.85),
         "deviation": pytest.approx(0.05),  # sqrt((0.05^2 + 0.05^2 + 0) / 2)
@@ -115,7 +115,7 @@ def test_mean_and_deviation_over_seeds_by_hand(make_run: Any) -> None:
     assert rows["Rounds"] == (f"{records[0].rounds} ± 0",)
     assert [mean_to_digits(one, 0.0) for one in (50.2536, 0.95614, 4000.0)] == ["50.25 ± 0", "0.9561 ± 0", "4000 ± 0"]
     one = OverSeeds("FedSGD", (0,), tuple(records[:1]))
-    assert one.told()["accuracy"]["deviation"] is None
+    assert one.as_json()["accuracy"]["deviation"] is None
     assert cells_of(spread([one]))["Accuracy"] == ("0.9000",)
 
 

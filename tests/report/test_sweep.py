@@ -45,7 +45,7 @@ def sweep(make_run: Any, of: Mapping[str, Sequence[float | None]], **accuracy: f
 def test_validation_rows_choose_and_test_rows_do_not(make_run: Any) -> None:
     found = sweep(make_run, {"bad": BAD, "good": GOOD}, bad=0.999, good=0.5)  # the worse one has better test rows
     assert (found.chosen, found.key) == ("good", "loss")
-    told = found.told()
+    told = found.as_json()
     assert (told["chosen"], told["judged_by"]) == ("good", "validation_loss")
     assert told["spread"]["good"]["accuracy"]["mean"] == pytest.approx(0.5)
     assert not {"accuracy", "loss", "auc", "balanced_accuracy"} & told["spread"]["bad"].keys()
@@ -97,7 +97,7 @@ def test_one_seed_has_no_interval_and_says_so(make_run: Any) -> None:
     found = sweep(make_run, {"good": GOOD[:1], "bad": BAD[:1]})
     assert [row.cells[:2] for row in found.table().rows] == [("0.3000", "–"), ("0.5000", "+0.2000")]
     assert "give --seeds 5" in found.sentences()[-1]
-    assert not math.isnan(found.told()["spread"]["bad"]["from_chosen"]["mean"])
+    assert not math.isnan(found.as_json()["spread"]["bad"]["from_chosen"]["mean"])
 
 
 def test_the_page_is_of_the_chosen_alone(make_run: Any) -> None:

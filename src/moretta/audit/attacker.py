@@ -51,7 +51,7 @@ _NUMBER = struct.Struct("<i")
 
 
 class AttackFailed(Exception):
-    """An attack came to no claim; the message is one sentence."""
+    """An attack made no claim; the message is one sentence."""
 
 
 class AttackOrigin:
@@ -120,7 +120,7 @@ def _number(status: IO[bytes], until: float) -> int | None:
 def claim_of(attack: Attack, case: Case, seconds: float, origin: AttackOrigin) -> Claim:
     """Run an attack in a process of its own and return its claim.
 
-    Raises `AttackFailed` where it comes to no claim in that time.
+    Raises `AttackFailed` where it makes no claim in that time.
     """
     by_name = attack.module.partition(".")[0] in ("moretta", *packages())
     file = "" if by_name else _file(attack.module)

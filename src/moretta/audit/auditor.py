@@ -87,17 +87,17 @@ Done = tuple[dict[str, Any], Sequence[Reconstruction]]
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit came to; `record` is the content of ``audit.json``."""
+    """The results of an audit; `record` is the content of ``audit.json``."""
 
     record: Mapping[str, Any]
 
     @property
     def attacks(self) -> Sequence[Mapping[str, Any]]:
-        """What each attack came to, in the order of `all_attacks`."""
+        """The result of each attack, in the order of `all_attacks`."""
         return self.record["attacks"]  # type: ignore[no-any-return]
 
     def above(self, limits: Mapping[str, float]) -> Mapping[str, str]:
-        """Return in words, by attack, which limits are not kept: the score is above, or there is none.
+        """Return in words, by attack, which limits are not kept: the score is above, or is missing.
 
         Raises ParameterError for the name of no attack on this run's protocol.
         """
@@ -106,7 +106,7 @@ class Audit:
         exceeded = {}
         for name, limit in limits.items():
             if name in missed:
-                exceeded[name] = f"{name} came to no score: {missed[name]}"
+                exceeded[name] = f"{name} has no score: {missed[name]}"
             elif name not in scores:
                 raise _not_tried(name, scores, ())
             elif scores[name] > limit:
@@ -136,10 +136,10 @@ def audit(
 ) -> Audit:
     """Attack what a run recorded, and write ``audit.json`` into its folder, whole or not at all.
 
-    federation, rounds, seed: as the run was played. thorough: also slow attacks, with more time for each. background:
-    rows that attackers may have, None for the first half of the test rows; background_name: what the audit calls given
-    ones. chosen: names of attacks, None for all that fit. needed: names of attacks that have to be among them, such as
-    those with a limit.
+    `federation`, `rounds` and `seed` are those of the run. `thorough` adds slow attacks, and gives each more time.
+    `background` has rows that attackers may have; None takes the first half of the test rows. `background_name` is what
+    the audit calls given ones. `chosen` has names of attacks; None takes all that fit. `needed` has names of attacks
+    that have to be among them, such as those with a limit.
     Raises `moretta.errors.ParameterError` for a run without views, views that are not as they were recorded, a needed
     attack that is not tried on this run, or a folder that another process writes; then nothing is written.
     """
@@ -201,7 +201,7 @@ def opened(
 def _attacked(
     ready: Sequence[Attack], truth: Truth, thorough: bool, progress: Progress | None
 ) -> Iterable[tuple[Attack, Done | str]]:
-    """Yield each attack as it ends, with its line and pictures, or why there are none; the others go on."""
+    """Yield each attack as it ends, with its line and pictures, or why it has none; the others go on."""
     # One attack a core: each is a process of one thread.
     pool = ThreadPoolExecutor(max(1, min(4, os.cpu_count() or 1)))
     origin = AttackOrigin()
@@ -221,7 +221,7 @@ def _attacked(
                 claim, seconds = future.result()
                 finding = attack.score(claim, truth)
                 if not np.isfinite([finding.score, finding.chance, *finding.interval]).all():  # limits compare them
-                    raise AttackFailed("it came to no finite score")
+                    raise AttackFailed("it has no finite score")
                 came_to: Done | str = (_line(attack, inputs, finding, seconds), finding.pictures)
             except Exception as error:  # noqa: BLE001
                 came_to = _said(error)
@@ -241,7 +241,7 @@ def _run(attack: Attack, inputs: Given, truth: Truth, thorough: bool, origin: At
 
 
 def _said(error: Exception) -> str:
-    """Return why an attack came to nothing: one of our errors as it is, any other with its class."""
+    """Return why an attack failed to run: one of our errors as it is, any other with its class."""
     if isinstance(error, AttackFailed | MorettaError):
         return str(error)
     text = str(error).partition("\n")[0]

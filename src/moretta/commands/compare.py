@@ -130,7 +130,7 @@ def _print_sweep(cells: Sequence[Cell], home: Path) -> None:
         "format": 1,
         "seeds": seeds,
         "runs": [{"name": cell.name, "seed": cell.seed, "folder": str(cell.folder)} for cell in cells],
-        **({"spread": {name: run.told() for name, run in sweep.runs.items()}} if among is None else sweep.told()),
+        **({"spread": {name: run.as_json() for name, run in sweep.runs.items()}} if among is None else sweep.as_json()),
         "report": str(page),
     }
 

@@ -1,7 +1,7 @@
 """A look at rows before anything is trained: how many, what is absent, how values and classes are spread.
 
     look_at(owners, ...)   -> Look      exact counts, at each owner
-    Look.told(...)         -> plain     what may be shown, small counts withheld
+    Look.plain(...)         -> plain     what may be shown, small counts withheld
 
 A minimum or maximum is one person's value, so neither is looked for: a column's range is the one that the schema
 declares, or about where 5 and 95 % of all values lie, and bins are open at their ends.
@@ -59,7 +59,7 @@ class Spread:
     range: tuple[str, str] | tuple[()] = ()
     declared: bool = False
 
-    def told(self, least: int, silos: Sequence[str] | None) -> dict[str, Any]:
+    def plain(self, least: int, silos: Sequence[str] | None) -> dict[str, Any]:
         """Return what may be shown. silos: their names, to show each one's counts too."""
         counts = self.counts if self.absent is None else np.column_stack([self.counts, self.absent])
         sums = shown(counts.sum(axis=0), least)
@@ -90,7 +90,7 @@ class Look:
     held: Mapping[str, int]
     sample: tuple[int, ...]
 
-    def told(self, least: int = LEAST_SHOWN, *, by_silo: bool = False) -> dict[str, Any]:
+    def plain(self, least: int = LEAST_SHOWN, *, by_silo: bool = False) -> dict[str, Any]:
         """Return what may be shown, as plain values: counts are whole numbers, or words in their place.
 
         least: counts below are withheld. by_silo: each silo's counts too.
@@ -104,8 +104,8 @@ class Look:
             "silos": len(self.silos),
             "rows": rows | ({"by_silo": own} if by_silo else {}),
             "sample": list(self.sample),
-            "columns": [column.told(least, names) for column in self.columns],
-            "target": self.target.told(least, names),
+            "columns": [column.plain(least, names) for column in self.columns],
+            "target": self.target.plain(least, names),
         }
 
 
@@ -123,7 +123,7 @@ def look_at(
     """Count the rows of all owners. names: of the columns of x, none where samples have no columns.
 
     table: what the columns mean; by default each is a number. rules: where values may be absent. classes: None for
-    targets that are numbers. held: rows for testing and the like, by name. least: as of `Look.told`; ranges that are
+    targets that are numbers. held: rows for testing and the like, by name. least: as of `Look.plain`; ranges that are
     looked for leave out so many values at each end.
     """
     rows = np.array([len(owner.x) for owner in owners])
@@ -146,7 +146,7 @@ def look_at(
 
 
 def lines_of(look: Mapping[str, Any]) -> list[str]:
-    """Return a short form of what `Look.told` says: rows, absent values and classes, a line each."""
+    """Return a short form of what `Look.plain` says: rows, absent values and classes, a line each."""
     rows, silos = dict(look["rows"]), look["silos"]
     own = first_of([f"{name} {count}" for name, count in rows.pop("by_silo", {}).items()], LISTED)
     at = f" at {silos} silos" * (silos > 1) + f" ({own})" * bool(own)

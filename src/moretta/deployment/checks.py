@@ -375,7 +375,7 @@ def mapped(file: SiloFile) -> str:
     if not is_table(source):
         raise ParameterError(f"[mapping] is for tables, not for [data] source = {source!r}; remove it")
     names = [source, *([] if data.test is None else [data.test])]
-    return "; ".join(f"{name}: {mapping.read(file.base / name, data.form, name)[1].said()}" for name in names)
+    return "; ".join(f"{name}: {mapping.read(file.base / name, data.form, name)[1].sentence()}" for name in names)
 
 
 def for_many_machines(run_file: RunFile) -> str:

@@ -64,7 +64,7 @@ class Leak:
     worst: Attacked | None = None
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """The same in a few words."""
         if self.worst is not None:
             return f"{figure(self.worst.score)} ({ends(self.worst)})"
@@ -175,7 +175,7 @@ def leaks_table(records: Sequence[RunRecord]) -> Table:
             outcome = leak(record.audit, roles)
             name, worst = Text(f"  {header.removeprefix('Leak ')}"), outcome.worst
             if worst is None:
-                table.add_row(name, "", Text(outcome.said, style="dim"))
+                table.add_row(name, "", Text(outcome.summary, style="dim"))
             else:
                 row = Text.assemble((who_does(worst), "bold"), (f" ({worst.attack}; {ends(worst)})", "dim"))
                 table.add_row(name, Text(figure(worst.score)), row)

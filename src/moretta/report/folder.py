@@ -131,7 +131,7 @@ class TestScores(PlainScores):
         return self
 
     @property
-    def given(self) -> bool:
+    def available(self) -> bool:
         """Whether the run had test rows, the server's or those that silos hold back."""
         return self.loss is not None
 

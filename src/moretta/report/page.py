@@ -37,13 +37,13 @@ from moretta.report.table import (
     COSTS,
     MISSING,
     OverSeeds,
-    apart,
     by_silo,
     calibration,
     classes,
     comparison,
     labels,
     meanings,
+    separate,
     spread,
     versions,
 )
@@ -178,7 +178,7 @@ def _power(value: str) -> tuple[str, str]:
 
 def _results(records: Sequence[RunRecord], differences: Mapping[str, float] | None) -> dict[str, Any]:
     """What runs reach and cost: a comparison in groups of rows, silos, and side by side where any was audited."""
-    table, costs = apart(comparison(records, differences), COSTS, len(records))
+    table, costs = separate(comparison(records, differences), COSTS, len(records))
     audited = [(record.audit, audit.costs(record)) for record in records]
     side_by_side = len(records) > 1 and any(leaks is not None for leaks, _ in audited)
     return {
@@ -247,7 +247,7 @@ _LABEL = 28  # characters of a cell's name
 
 
 def write_look(look: Mapping[str, Any], name: str, out: Path) -> Path:
-    """Write the page to `out`, whole or not at all, and return `out`. look: of `moretta.data.look.Look.told`.
+    """Write the page to `out`, whole or not at all, and return `out`. look: of `moretta.data.look.Look.plain`.
 
     Raises ParameterError for a file that cannot be written or a name that ends in neither .html nor .htm, and
     MissingExtra without matplotlib or Jinja2.
@@ -263,7 +263,7 @@ def look_page(look: Mapping[str, Any], name: str) -> str:
     pictured = [spread for spread in (look["target"], *columns) if len(spread["cells"]) > 1][:MOST_PICTURES]
     return template("look.html.j2").render(
         title=f"{name}: a look before training",
-        told=look,
+        look=look,
         columns=columns,
         by_silo=look["rows"].get("by_silo"),
         few=few(look["withhold"]),

@@ -91,7 +91,7 @@ def verdicts(
 
 def remarks(records: Sequence[RunRecord]) -> tuple[str, ...]:
     """Return what would stand in the verdict of each run, a sentence each: scales, and what holds of all."""
-    scales = dict.fromkeys(_scale(record) for record in _counted(records) if record.test.given)
+    scales = dict.fromkeys(_scale(record) for record in _counted(records) if record.test.available)
     whole = [scale for scale in scales if not any(other != scale and other.startswith(scale) for other in scales)]
     notes = [f"{scale[0].upper()}{scale[1:]}." for scale in whole]
     if opening := _opening_of_all(records):
@@ -119,7 +119,7 @@ def verdict_text(verdict: Verdict) -> Text:
 
 
 def _good(record: RunRecord, records: Sequence[RunRecord], brief: bool) -> str:
-    if not record.test.given:
+    if not record.test.available:
         return "There were no test rows, so nothing says how good the model is."
     sentence = f"{reached(record)}{_beside(record, records)}"
     return f"{sentence}." if brief else f"{sentence} ({_scale(record)})."
@@ -208,7 +208,7 @@ def _alike(other: RunRecord, record: RunRecord) -> bool:
         record.silos,
         record.test.by,
     )
-    return same and other.test.given and other.setting("run", "seed") == record.setting("run", "seed")
+    return same and other.test.available and other.setting("run", "seed") == record.setting("run", "seed")
 
 
 def _counted(records: Sequence[RunRecord]) -> list[RunRecord]:

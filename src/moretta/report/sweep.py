@@ -97,12 +97,12 @@ class Sweep:
             notes.append("One seed does not say whether a difference is more than chance; give --seeds 5.")
         return [*notes, f"Not told apart from it by these seeds: {enumerated(near)}."] if near else notes
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return the choice and each variant's figures, as JSON has them; of the chosen one those on test rows too."""
         figures = dict[str, Any]()
         for name, run in self.runs.items():
             hidden = set() if name == self.chosen else scored_keys(run.records)
-            figures[name] = {key: value for key, value in run.told().items() if key not in hidden}
+            figures[name] = {key: value for key, value in run.as_json().items() if key not in hidden}
             for key in NAMES:
                 values = self.scores(name, key)
                 if any(value is not None for value in values):

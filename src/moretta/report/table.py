@@ -255,7 +255,7 @@ COSTS = ("Traffic", "Time")
 """The groups of a comparison that say what runs cost."""
 
 
-def apart(table: Table, groups: Sequence[str], columns: int) -> tuple[Table, Table]:
+def separate(table: Table, groups: Sequence[str], columns: int) -> tuple[Table, Table]:
     """Return a table without some groups of rows, and those alone in so many columns."""
     left = tuple(row for row in table.rows if row.group not in groups)
     taken = tuple(replace(row, cells=row.cells[:columns]) for row in table.rows if row.group in groups)
@@ -276,7 +276,7 @@ class OverSeeds:
         numbers = (float(value) if isinstance(value, int | float) else math.nan for value in values)
         return tuple(value if math.isfinite(value) else None for value in numbers)
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return mean, deviation and values of each measure, as JSON has them."""
         summaries = {}
         for measure in (*_measures(self.records), ROUNDS):

@@ -259,7 +259,7 @@ def inputs_of(of: Trainable, agreed: Preparation) -> dict[str, Any]:
         **({"mask": list(hook.mask)} if hook.mask else {}),
         "columns": list(of.feature_names),
         **{name: value.tolist() for name, value in agreed.figures.items()},
-        "table": None if of.spec.table is None else of.spec.table.told(),
+        "table": None if of.spec.table is None else of.spec.table.plain(),
         "fills_absent": of.column_rules.may_lack,
         "may_lack": (of.column_rules.fills > 0).tolist() or [False],
         "task": of.spec.task,

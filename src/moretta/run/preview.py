@@ -75,7 +75,7 @@ def opening_of(federation: Trainable) -> list[str]:
             class_names=federation.class_names,
             held={name: 0 if rows is None else len(rows[1]) for name, rows in parts.items()},
         )
-        lines = lines_of(look.told(by_silo=True))
+        lines = lines_of(look.plain(by_silo=True))
     else:  # they are put in order in the set-up, and there are no whole rows until then
         lines = [f"{silo.name}: {len(silo.x)} rows, to be put in order" for silo in federation.silos]
     if federation.spec.table is not None:
@@ -193,7 +193,7 @@ def _owners(silos: Iterable[Silo]) -> list[Silo]:
 def told_of_sums(
     counted: Counted, silos: int, names: Sequence[str], class_names: Sequence[str], table: Schema | None
 ) -> dict[str, Any]:
-    """Return what may be shown of it (`moretta.data.look.Look.told`). silos: how many. names: of the input columns."""
+    """Return what may be shown of it (`moretta.data.look.Look.plain`). silos: how many. names: of the input columns."""
     if not len(counted.present):
         columns = []
     elif table is not None:
@@ -204,7 +204,7 @@ def told_of_sums(
         columns = [_number(name, counted, place, may_lack=may_lack) for place, name in enumerate(labels)]
     target = _target(counted, class_names, table)
     look = Look(("all silos",), np.array([counted.rows]), tuple(columns), target, {}, (len(counted.present),))
-    return look.told() | {"silos": silos}
+    return look.plain() | {"silos": silos}
 
 
 def _by_schema(counted: Counted, table: Schema) -> list[Spread]:

@@ -40,12 +40,12 @@ class Reconstruction:
 
 @dataclass(frozen=True)
 class AttackResult:
-    """What an attack came to.
+    """The result of one attack.
 
-    score: higher, the more was learned; measure: of what, in a few words. chance: what guessing scores. interval: 95 %,
-    of the score. sentence: one plain sentence of what the role learned, with its figure, without a full stop.
-    figures: further figures, by name. constant: what naming the most frequent value always scores, None where a score
-    is of numbers and no value is the most frequent.
+    A higher `score` means that more was learned; `measure` says in a few words of what. `chance` is what guessing
+    scores. `interval` is that of 95 % of the score. `sentence` says plainly what the role learned, with its figure,
+    without a full stop. `figures` are further ones, by name. `constant` is what naming the most frequent value always
+    scores, and None where a score is of numbers and no value is the most frequent.
     """
 
     measure: str
@@ -67,12 +67,12 @@ class AttackResult:
 class Attack:
     """One attack.
 
-    name: with dashes, the same in `audit.json` and on the command line. title: what the role does, for people who know
-    no machine learning; a verb first, no full stop. severity: what it does to the people in the rows, if it succeeds.
-    source: the paper or derivation.
-    protocols: that it is for. fits: why it cannot be tried on a run, empty where it can. given: what it is to be given;
-    this may read the truth, as it says what a role knows. attack: runs in a process of its own, on that alone.
-    score: compares the claim with the truth. slow: left out unless a thorough audit is asked for.
+    `name` has dashes, and is the same in `audit.json` and on the command line. `title` says what the role does, for
+    people who know no machine learning, with a verb first and no full stop. `severity` is what it does to the people in
+    the rows, if it succeeds. `source` is the paper or derivation. `fits` says why it cannot be tried on a run, empty
+    where it can. `given` says what it is given; this may read the truth, as it says what a role knows. `attack` runs in
+    a process of its own, on that alone. `score` compares the claim with the truth. A `slow` attack is left out unless a
+    thorough audit is asked for.
     """
 
     name: str

@@ -41,14 +41,14 @@ def codec() -> Codec:
 
 @dataclass(frozen=True)
 class PublicRun:
-    """What is public of a run; it travels to an attacker as JSON.
+    """The public facts of a run; they travel to an attacker as JSON.
 
-    id: of the run. settings: of the run file, [protocol], [secure-aggregation] and what silos must know of [data],
-    nothing secret and no path. shape: of one row of inputs. dtype: "float32" or "float64". recorded: the rounds of
-    which there are views. rows: how many each silo has; others' sizes are taken to be known (they show in the lengths
-    of messages under cross-entropy, and in how long an epoch is). rounds: how many were played. head, head_bias: the
-    names of the last linear layer's parameters, empty where none is of [outputs, ..]. arrays: of a sample of several,
-    as `moretta.data.layout.SampleLayout.dump` has them; none of a sample of one. mask: the shape of targets that are
+    `settings` are those of the run file, [protocol], [secure-aggregation] and what silos must know of [data], nothing
+    secret and no path. `shape` is that of one row of inputs. `dtype` is "float32" or "float64". `recorded` are the
+    rounds with views, `rounds` how many ran. `rows` counts each silo's; others' sizes are taken to be known (they show
+    in the lengths of messages under cross-entropy, and in how long an epoch is). `head` and `head_bias` name the last
+    linear layer's parameters, empty where no layer is of [outputs, ..]. `arrays` are those of a sample of several, as
+    `moretta.data.layout.SampleLayout.dump` has them, empty for a sample of one. `mask` is the shape of targets that are
     masks, empty for others.
     """
 

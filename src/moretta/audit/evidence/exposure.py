@@ -31,8 +31,9 @@ Models = dict[int, dict[str, Array]]
 class Holding:
     """A model that a silo holds in its own state, and that all others move along.
 
-    name: in words, with its article. model: of a silo before a round, in the run's dtype. counted: whose rows are in
-    the step that a silo took in a round. start: where shadow models begin, of drawn weights and the model held.
+    `name` is in words, with its article. `model` returns that of a silo before a round, in the run's dtype. `counted`
+    says whose rows are in a silo's step of a round. `start` returns the first weights of shadow models, from drawn
+    weights and the held model.
     """
 
     name: str
@@ -45,9 +46,9 @@ class Holding:
 class Estimated:
     """Gradients of some layers in uploads that are not by name.
 
-    why_not: says of a run why there are none. public: what everybody knows that says where they lie, for an attacker.
-    shown: of a case, a round's ask and an upload's or a sum's tensors the whole model that was sent, and the gradients,
-    by name.
+    `why_not` says why a run has no such gradients. `public` gives an attacker what everybody knows of where they lie.
+    `shown` returns, of a case, a round's ask and an upload's or a sum's tensors, the whole model that was sent, and the
+    gradients by name.
     """
 
     why_not: Callable[[PublicRun], str]
@@ -59,15 +60,14 @@ class Estimated:
 class Exposure:
     """What a protocol shows.
 
-    attacks: the names of those that fit it, of attacks that fit several protocols.
-    prefix: of the names of gradients in an upload. uploaded: the gradient that a silo uploads in a round, at the
-    parameters that it was sent. used: the numbers of the rows that went into that.
-    recovered: from rounds and the silos whose uploads counted in them, the true gradients and models that the server's
-    own secret gives it; None where it has only what it receives.
-    sent: the true models that a case's silo is sent, by round; tensors that do not travel are the given ones. None
-    where models are not true, or are not sent. worked_out: models that a silo works out from those that it is sent,
-    true but for what changes no output. holding: a model in silos' own states, in the place of one that travels.
-    estimated: gradients of some layers, where uploads have those and not whole ones by name.
+    `attacks` names those that fit it, of attacks that fit several protocols. `prefix` begins the names of gradients in
+    an upload. `uploaded` is the gradient that a silo uploads in a round, at the parameters that it was sent. `used` has
+    the numbers of the rows that went into that. `recovered` returns, for rounds and the silos whose uploads counted in
+    them, the true gradients and models that the server's own secret gives it; None where it has only what it receives.
+    `sent` returns the true models that a case's silo is sent, by round; tensors that do not travel are the given ones.
+    It may be None: models are not true, or are not sent. `worked_out` returns models that a silo works out from those
+    that it is sent, true but for what changes no output. `holding` is a model in silos' own states, in the place of one
+    that travels. `estimated` are gradients of some layers, where uploads have those and not whole ones by name.
     """
 
     attacks: frozenset[str]

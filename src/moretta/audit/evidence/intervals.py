@@ -1,9 +1,9 @@
 """Confidence intervals of 95 %, and scores that several attacks share.
 
 If nothing but chance is at work, an interval may lie above it in at most 2.5 % of cases, however few its values. If n
-values lie on either side of chance with even odds, all lie on one side in 2^(1 - n) of cases: fewer than `FEWEST` = 6
-say nothing by their order, and a bootstrap of them says no more. The interval is then the whole range, except for
-relative errors, whose size itself says something (`of_errors`).
+values lie on either side of chance with even odds, all lie on one side in 2^(1 - n) of cases. So fewer values than
+`FEWEST` = 6 say nothing by their order, and a bootstrap of them says no more. The interval is then the whole range,
+except for relative errors, whose size itself says something (`of_errors`).
 
 scipy and scikit-learn are imported where they are used: an attacker's process imports this with its attack.
 """
@@ -39,7 +39,7 @@ def of_rate(hits: int, tries: int) -> Interval:
 def least_epsilon(pairs: int, guessed: int, right: int, delta: float) -> float:
     """Return an epsilon below which, at this delta, so many right guesses of one run have a chance of 5 % or less.
 
-    pairs: of which one at random was trained on. guessed, right: of how many it was guessed which, and rightly.
+    pairs: of which one at random was trained on. guessed, right: of how many it was guessed which, and correctly.
 
     One training run, whose pairs are independent coins: Steinke, Nasr, Jagielski (NeurIPS 2023), Theorem 5.2. Epsilon
     is of a row that is added or removed, so of one in the place of another it is 2 epsilon, with (1 + e^epsilon) delta.
@@ -114,8 +114,8 @@ def of_errors(errors: Array, guesses: Array | float = 1.0) -> Interval:
 
     errors: by unit. guesses: the error of a guess, by unit or one for all; guessing 0 has 1. For six units or more the
     interval is `of_median` of errors over guesses. For fewer it goes by the errors' size. A claim that knows nothing of
-    a true value has at most a part e of a guess's error with a chance of at most 2 e: its sign is right in one case of
-    two, and its logarithm must be within e of the true one, which has a density of `DENSEST` or less. In more
+    a true value has at most a part e of a guess's error with a chance of at most 2 e. Its sign is right in one case of
+    two. Its logarithm must be within e of the true one, which has a density of `DENSEST` or less. In more
     dimensions the chance is less. So the largest of n errors is below e with a chance of at most (2 e)^n, and errors of
     a scale s have s <= 2 max / 0.025^(1/n) with 97.5 %. The interval is from 0 to that.
     """
@@ -149,9 +149,9 @@ def gain(squares: Array) -> float:
 def auc(members: Array, others: Array) -> tuple[float, Interval]:
     """Return the area under the ROC curve of scores that are to be higher for members, and its interval.
 
-    The interval is Newcombe's (Statistics in Medicine 2006, method 5): the areas t with |found - t| <= 1.96 sqrt(V(t)),
-    V after Hanley and McNeil at t, not at the area found, so it has a width also where that is 0 or 1. A normal law is
-    too sure of few scores: if ranks as far apart have a chance of more than 2.5 %, the interval holds 1/2 too.
+    The interval is Newcombe's (Statistics in Medicine 2006, method 5): the areas t with |area - t| <= 1.96 sqrt(V(t)).
+    V follows Hanley and McNeil at t, not at the area of the scores, so it has a width also where that is 0 or 1. A
+    normal law is too sure of few scores: if ranks as far apart have a chance above 2.5 %, the interval holds 1/2 too.
     """
     from sklearn.metrics import roc_auc_score
 

@@ -10,8 +10,8 @@ y is the class probabilities softmax(z) of each row under cross-entropy, over z,
 error. Both need second derivatives: DLG suits smooth networks, and the cosine suffers less from ReLU's kinks. Of
 several starts the one whose gradient comes nearest is taken, which needs no truth.
 
-A first layer that is linear with a bias has dL/dW = sum_n d_n x_n' and dL/db = sum_n d_n, so for one row each row of
-the quotient (dL/dW)_i / (dL/db)_i is x itself (Phong et al., 2018), and for several a mixture: the first start.
+A first layer that is linear with a bias has dL/dW = sum_n d_n x_n' and dL/db = sum_n d_n. So each row of the quotient
+(dL/dW)_i / (dL/db)_i is x itself for one row (Phong et al., 2018), and for several a mixture: the first start.
 """
 
 from __future__ import annotations

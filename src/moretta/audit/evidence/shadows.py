@@ -3,9 +3,9 @@
 Shokri et al., S&P 2017. Training is the run's own: its optimizer and rate, as many epochs of as many steps, on batches
 that are the same part of the rows.
 
-A run with dp-noise has shadow models with as much: each row's gradient g_i is clipped to C, and a batch of B rows has
+A run with dp-noise has shadow models with as much: each row's gradient g_i is clipped to C. A batch of B rows has
 the mean (sum_i g_i + N(0, sigma^2 C^2 n / S)) / B, where S of n silos do not collude. BAFFLE clips a
-row's K numbers x = D g_i with |x| ~ sqrt(K) |g_i|, and its estimate D' x / K has noise of sigma C / sqrt(K) an entry:
+row's K numbers x = D g_i with |x| ~ sqrt(K) |g_i|. Its estimate D' x / K has noise of sigma C / sqrt(K) an entry, so
 both are those of gradients with C / sqrt(K) in the place of C. Batches are of one size, where the run draws lots.
 Under local epochs n silos' updates are clipped to C and have the noise together, so what a round moves a shadow model
 by is clipped to C, and gets noise of sigma C / n an entry. Where it takes fewer steps than the run, rounds are fewer.
@@ -37,10 +37,10 @@ ROW_ENTRIES = 10  # multiplications that an entry of a row's own gradient is wor
 class TrainingPlan:
     """How the run trains, in steps of one party that holds all rows.
 
-    steps: of the whole run. part: of the rows that are in a batch. rate: of step 1 .. steps. optimizer: its settings.
-    row_clip, noise: the largest norm of a row's gradient, 0 for any, and the deviation of the noise in their sum.
-    update_clip: where noise is on whole updates, the largest norm of one, 0 for any; noise is then in their mean. each:
-    how many steps an update has.
+    `steps` counts those of the whole run. `part` is that of the rows in a batch. `rate` returns that of step 1 ..
+    steps. `optimizer` has its settings. `row_clip` is the largest norm of a row's gradient, 0 for any, and `noise` the
+    deviation of the noise in their sum. `update_clip` is, where noise is on whole updates, the largest norm of one, 0
+    for any; noise is then in their mean. `each` counts the steps of an update.
     """
 
     steps: int
@@ -232,8 +232,8 @@ def steps_of(model: nn.Module, plan: TrainingPlan, x: Array, rows: int, models: 
 def confidence(model: nn.Module, at: Tensors, x: Array, y: Array, loss: str, *, program: bool) -> Array:
     """Return how sure a model is of each row's label, float64[rows], about Gaussian over models.
 
-    Of cross-entropy log(p / (1 - p)), p of the label (Carlini et al., S&P 2022, Eq. 3); of mse -log of the row's loss,
-    which is much the same where a row is fitted well. program: an exported one has no eval mode.
+    It is log(p / (1 - p)) of cross-entropy, p of the label (Carlini et al., S&P 2022, Eq. 3). Of mse it is -log of the
+    row's loss, much the same where a row is fitted well. program: an exported one has no eval mode.
     """
     modules.load(model, at)
     if not program:

@@ -75,9 +75,9 @@ class Trained(Protocol):
 class Truth:
     """All of a finished in-process run: what is public, the views, and what nobody in it knew as a whole.
 
-    folder: of the run. federation, rounds, seed: as the run was played; `planned` keeps the rounds. background: rows
-    that an attacker may have, of the same kind as the silos' but none of theirs; None takes the first half of the test
-    rows.
+    `folder` is that of the run; `federation`, `rounds` and `seed` are its own; `planned` keeps the rounds. `background`
+    has rows that an attacker may have, of the same kind as the silos' but none of theirs; None takes the first half of
+    the test rows.
     Raises `moretta.errors.ParameterError` for a run that was not recorded, or not whole.
     """
 
@@ -275,7 +275,7 @@ class Truth:
 
     @cached_property
     def background(self) -> Rows:
-        """Rows that an attacker may have. Raises `moretta.errors.ParameterError` where there are none."""
+        """Rows that an attacker may have. Raises `moretta.errors.ParameterError` for a run without such rows."""
         if self._background is not None:
             return self.prepared(*self._background, "background")
         x, y = self._test("take background knowledge from; give --background FILE")

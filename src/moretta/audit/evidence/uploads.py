@@ -1,4 +1,4 @@
-"""What a server holds of one round: each silo's upload as it came, and the sum that it came to.
+"""What a server holds of one round: each silo's upload as it came, and their sum.
 
 Under ``none`` uploads are in the clear. Under ``pairwise`` and ``additive-shares`` the sum is worked out again from the
 recorded messages as `moretta.secure_aggregation` has it: the uploads, the shares of self-masks, the keys that
@@ -49,9 +49,9 @@ _UPLOADS = (PlainUpload, MaskedUpload, SealedShares)
 class Uploads:
     """One round as the server holds it.
 
-    parameters: of the model that was sent, by name; none where they travelled as one flat array.
-    received: by silo, of the attempt that counted.
-    later: what came with other messages of the same stamp. names, digest: of the cohort of the last set-up.
+    `parameters` are those of the model that was sent, by name, empty where they travelled as one flat array. `received`
+    has uploads by silo, of the attempt that counted. `later` has what came with other messages of the same stamp.
+    `names` and `digest` are those of the cohort of the last set-up.
     """
 
     run: PublicRun
@@ -240,7 +240,7 @@ def survivors(truth: Truth, number: int) -> tuple[str, ...]:
 def first_rounds(truth: Truth, most: int, least: int = 1) -> dict[int, tuple[str, ...]]:
     """Return the first so many recorded rounds in which uploads of at least so many silos counted, and of whom.
 
-    Raises `moretta.errors.ParameterError` where there are none.
+    Raises `moretta.errors.ParameterError` if no round is such.
     """
     rounds = dict[int, tuple[str, ...]]()
     for number in truth.recorded:

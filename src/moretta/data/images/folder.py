@@ -72,18 +72,18 @@ def read_labelled(
     name = schema.name_of("file")
     if name is None:
         raise ParameterError(f'{where}: expected a schema with a column of kind "file", the paths of images')
-    paths, said = _paths(columns[name], where)
-    images = _Images(_files(folder, paths, said), said, form)
+    paths, places = _paths(columns[name], where)
+    images = _Images(_files(folder, paths, places), places, form)
     x, target = images.read(in_memory), schema.target
     if target is None or target.mask_values is None or not labelled:
         return replace(rows, x=x)
-    masks, said = _paths(columns[schema.name_of("target") or ""], where)
-    files = [path.read_bytes() for path in _files(folder, masks, [f"{one}: the mask" for one in said])]
+    masks, places = _paths(columns[schema.name_of("target") or ""], where)
+    files = [path.read_bytes() for path in _files(folder, masks, [f"{place}: the mask" for place in places])]
     pixels = [
-        read_mask(content, f"{one}: the mask", form, size)
-        for content, one, size in zip(files, said, images.sizes, strict=True)
+        read_mask(content, f"{place}: the mask", form, size)
+        for content, place, size in zip(files, places, images.sizes, strict=True)
     ]
-    return replace(rows, x=x, y=classes_of(np.stack(pixels), target, said))
+    return replace(rows, x=x, y=classes_of(np.stack(pixels), target, places))
 
 
 def read_unlabelled(
@@ -101,14 +101,14 @@ def read_unlabelled(
             raise ParameterError(
                 f'{table.name} has no column "{name}", the paths of images; {did_you_mean(name, columns)}'
             )
-        paths, said = _paths(columns[name], table.name)
+        paths, places = _paths(columns[name], table.name)
     else:
-        found = (path.relative_to(folder) for path in folder.rglob("*") if path.name.lower().endswith(ENDINGS))
-        paths = sorted(path.as_posix() for path in found if not any(part.startswith(".") for part in path.parts))
-        said = paths
+        files = (path.relative_to(folder) for path in folder.rglob("*") if path.name.lower().endswith(ENDINGS))
+        paths = sorted(path.as_posix() for path in files if not any(part.startswith(".") for part in path.parts))
+        places = paths
     if not paths:
         raise ParameterError(f"{folder} holds no images ({', '.join(ENDINGS)}); name another folder")
-    return _Images(_files(folder, paths, said), said, form).read(None), tuple(paths)
+    return _Images(_files(folder, paths, places), places, form).read(None), tuple(paths)
 
 
 def _paths(column: Column, where: str) -> tuple[list[str], list[str]]:
@@ -123,8 +123,8 @@ class _Images:
     sizes: the height and width of each in its file, once they are read.
     """
 
-    def __init__(self, files: Sequence[Path], said: Sequence[str], form: ImageForm) -> None:
-        self._files, self._said, self._form = files, said, form
+    def __init__(self, files: Sequence[Path], places: Sequence[str], form: ImageForm) -> None:
+        self._files, self._places, self._form = files, places, form
         self.sizes = list[tuple[int, ...]]()
         self._digests = list[bytes]()
         self._like: tuple[int, ...] | None = None
@@ -150,7 +150,7 @@ class _Images:
             return self._files[number].read_bytes()
         except OSError as error:
             raise ParameterError(
-                f"{self._said[number]}: the file cannot be read ({error.strerror}); give the right to it, or remove it"
+                f"{self._places[number]}: the file cannot be read ({error.strerror}); allow to read it, or remove it"
             ) from None
 
     def first(self, number: int) -> Pixels:
@@ -167,12 +167,12 @@ class _Images:
             raise UnreadableRow(str(error)) from None
         if hashlib.sha256(content).digest() != self._digests[number]:
             raise UnreadableRow(
-                f"{self._said[number]}: the file has changed since the run began; put it back, or begin the run anew"
+                f"{self._places[number]}: the file has changed since the run began; put it back, or begin the run anew"
             )
         return self.decoded(number, content)
 
     def decoded(self, number: int, content: bytes, sizes: list[tuple[int, ...]] | None = None) -> Pixels:
-        where = self._said[number]
+        where = self._places[number]
         pixels, spacing = read_image(content, where, self._form)
         if sizes is not None:
             sizes.append(pixels.shape[1:])
@@ -202,11 +202,11 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-def _files(folder: Path, names: Sequence[str], said: Sequence[str]) -> list[Path]:
+def _files(folder: Path, names: Sequence[str], places: Sequence[str]) -> list[Path]:
     """Return the files that names below a folder stand for, each another one."""
     _check_folder(folder)
     root, seen = os.path.realpath(folder), dict[str, str]()
-    for name, where in zip(names, said, strict=True):
+    for name, where in zip(names, places, strict=True):
         if not name:
             raise ParameterError(f"{where} names no file; give the path of one below the folder, or remove the row")
         ways = (PurePosixPath(name), PureWindowsPath(name))
@@ -249,45 +249,45 @@ def read_mask(content: bytes, where: str, form: ImageForm, size: tuple[int, ...]
     with within_memory(where):
         pixels = _of_nifti(content, where, form.plane) if is_nifti(content) else _by_pillow(content, where)
     if pixels.shape != size:
-        told = [" x ".join(map(str, one[::-1])) for one in (pixels.shape, size)]
-        raise ParameterError(f"{where} has {told[0]} pixels, and its image {told[1]}; expected the same")
+        sizes = [" x ".join(map(str, shape[::-1])) for shape in (pixels.shape, size)]
+        raise ParameterError(f"{where} has {sizes[0]} pixels, and its image {sizes[1]}; expected the same")
     if form.size is None:
         return pixels
     down, across = ((np.arange(form.size) + 0.5) * length // form.size for length in pixels.shape)
     return pixels[np.ix_(down.astype(np.int64), across.astype(np.int64))]
 
 
-def classes_of(pixels: NDArray[np.int64], target: Target, said: Sequence[str]) -> NDArray[np.int64]:
+def classes_of(pixels: NDArray[np.int64], target: Target, places: Sequence[str]) -> NDArray[np.int64]:
     """Return the class of each pixel, -1 where it does not count.
 
     Args:
         pixels: int64[masks, height, width].
         target: What pixels of each class hold.
-        said: What sentences call each mask's row.
+        places: What sentences call each mask's row.
 
     Raises:
         ParameterError: for a pixel that holds another number.
     """
-    found = np.full(pixels.shape, -2)
+    classes = np.full(pixels.shape, -2)
     for number, value in enumerate(target.mask_values or ()):
-        found[pixels == value] = number
+        classes[pixels == value] = number
     if target.mask_ignored is not None:
-        found[pixels == target.mask_ignored] = -1
-    if (found == -2).any():
-        first = tuple(np.argwhere(found == -2)[0])
+        classes[pixels == target.mask_ignored] = -1
+    if (classes == -2).any():
+        first = tuple(np.argwhere(classes == -2)[0])
         raise ParameterError(
-            f"{said[first[0]]}: the mask has pixels of {pixels[first]}; expected those of mask-values "
+            f"{places[first[0]]}: the mask has pixels of {pixels[first]}; expected those of mask-values "
             f"({', '.join(map(str, target.mask_values or ()))}), or mask-ignored for pixels that do not count"
         )
-    return found
+    return classes
 
 
 def _by_pillow(content: bytes, where: str) -> NDArray[np.int64]:
     with opened(content, where, MASKS, MASK_PIXEL, UNREAD_MASK) as image:
         if image.mode.split(";1")[0] not in ("1", "L", "P", "I"):
             raise ParameterError(f"{where} has colours; save it grey or with a palette, a number a pixel")
-        found: NDArray[np.int64] = np.asarray(image).astype(np.int64)
-        return found
+        pixels: NDArray[np.int64] = np.asarray(image).astype(np.int64)
+        return pixels
 
 
 def _of_nifti(content: bytes, where: str, plane: str | None) -> NDArray[np.int64]:

@@ -54,7 +54,7 @@ class ImageForm:
         if self.spacing is not None and self.size is None:
             raise ParameterError("spacing needs image-size, the pixels a side that images are cut to; give both")
         mean, deviation = self.channel_mean or (), self.channel_deviation or ()
-        positive = all(0 < one < math.inf for one in deviation)
+        positive = all(0 < value < math.inf for value in deviation)
         blank = () in (self.channel_mean, self.channel_deviation)
         if blank or len(mean) != len(deviation) or not all(map(math.isfinite, mean)) or not positive:
             raise ParameterError(
@@ -178,7 +178,7 @@ def _check_whole(image: Any, where: str) -> None:
     if tiff and image.getexif().get(ORIENTATION, 1) != 1:
         raise ParameterError(f"{where} is a TIFF that is marked as turned; save it turned, without the mark")
     read_as = [str(tile[3]) for tile in image.tile]  # such as RGB;16B
-    deep = max(image.tag_v2.get(BITS_PER_SAMPLE, (1,))) > 8 if tiff else any(";16" in one for one in read_as)
+    deep = max(image.tag_v2.get(BITS_PER_SAMPLE, (1,))) > 8 if tiff else any(";16" in kind for kind in read_as)
     if deep and image.mode in ("RGB", "RGBA", "RGBX", "LA", "CMYK", "YCbCr", "LAB"):
         raise ParameterError(f"{where} has 16 bits a colour, of which 8 would be read; save it with 8, or grey with 16")
 
@@ -201,14 +201,14 @@ def _in_channels(pixels: Pixels, channels: int | None) -> Pixels:
     return np.clip(np.tensordot(GREYS, pixels, 1), 0, 1)[None]
 
 
-def _spaced(pixels: Pixels, found: tuple[float, float] | None, asked: float, where: str) -> Pixels:
-    """Return an image whose pixels are `asked` mm apart. found: how far apart they are, down and across."""
-    if found is None:
+def _spaced(pixels: Pixels, spacing: tuple[float, float] | None, asked: float, where: str) -> Pixels:
+    """Return an image whose pixels are `asked` mm apart. spacing: how far apart they are, down and across."""
+    if spacing is None:
         raise ParameterError(
             f"{where} does not say how far its pixels are apart (PixelSpacing), and spacing = {asked:g} needs that; "
             "leave it out, or remove spacing"
         )
-    ratios = [one / asked for one in found]
+    ratios = [distance / asked for distance in spacing]
     height, width = (ratio * length for ratio, length in zip(ratios, pixels.shape[1:], strict=True))
     if not (0 < height < MOST_ACROSS and 0 < width < MOST_ACROSS):
         raise ParameterError(

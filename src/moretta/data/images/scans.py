@@ -95,15 +95,15 @@ def read_dicom(
         warnings.simplefilter("ignore")  # a warning would quote the file
         wrong = "is no DICOM file that can be read; export it again or remove it"
         try:
-            found = pydicom.dcmread(io.BytesIO(content), specific_tags=list(TAGS))
+            dataset = pydicom.dcmread(io.BytesIO(content), specific_tags=list(TAGS))
             wrong = "does not describe its pixels as it should; export it again or remove it"
-            _refuse(found, where)
-            wrong = _undecoded(found)
-            stored = pixel_array(found)
+            _refuse(dataset, where)
+            wrong = _undecoded(dataset)
+            stored = pixel_array(dataset)
             wrong = "does not describe its values as it should; export it again or remove it"
-            apart = found.get("PixelSpacing")
-            spacing = (float(apart[0]), float(apart[1])) if apart and len(apart) == 2 else None
-            return _pixels(found, stored, window, where), spacing
+            distances = dataset.get("PixelSpacing")
+            spacing = (float(distances[0]), float(distances[1])) if distances and len(distances) == 2 else None
+            return _pixels(dataset, stored, window, where), spacing
         except (ParameterError, MemoryError):
             raise
         except Exception:  # noqa: BLE001  # pydicom's own words may quote the file
@@ -129,28 +129,28 @@ def inflated(data: bytes, bits: int, where: str) -> Iterator[bytes]:
         check_memory(2 * size if size > most else 0, f"{where} takes")
 
 
-def _refuse(found: Any, where: str) -> None:
+def _refuse(dataset: Any, where: str) -> None:
     """Raise ParameterError for a file of which no single plain image can be made."""
-    kind, wrong = str(found.get("PhotometricInterpretation", "")), ""
-    if "PixelData" not in found:
+    kind, wrong = str(dataset.get("PhotometricInterpretation", "")), ""
+    if "PixelData" not in dataset:
         wrong = "has no pixels; take it out of the table of labels, or export it with its image"
-    elif int(found.get("NumberOfFrames") or 1) != 1:
+    elif int(dataset.get("NumberOfFrames") or 1) != 1:
         wrong = "has several frames; export each that is to be a sample as a file of its own"
-    elif int(found.Rows) * int(found.Columns) > MOST_PIXELS:
+    elif int(dataset.Rows) * int(dataset.Columns) > MOST_PIXELS:
         wrong = f"has more than {MOST_PIXELS:,} pixels; export it smaller"
-    elif "ModalityLUTSequence" in found:
+    elif "ModalityLUTSequence" in dataset:
         wrong = "has a modality look-up table, which is not applied here; export it with rescale slope and intercept"
     elif kind not in GREY and kind != "RGB" and not kind.startswith("YBR"):
         wrong = f"has the photometric interpretation {kind[:20] or 'none'}; export it as MONOCHROME2 or RGB"
     if wrong:
         raise ParameterError(f"{where} {wrong}")
-    samples = int(found.get("SamplesPerPixel") or 1)
-    check_memory(IN_MEMORY * samples * int(found.Rows) * int(found.Columns), f"{where} takes")
+    samples = int(dataset.get("SamplesPerPixel") or 1)
+    check_memory(IN_MEMORY * samples * int(dataset.Rows) * int(dataset.Columns), f"{where} takes")
 
 
-def _undecoded(found: Any) -> str:
+def _undecoded(dataset: Any) -> str:
     """Return what is said where the pixels cannot be decoded."""
-    syntax = found.file_meta.TransferSyntaxUID
+    syntax = dataset.file_meta.TransferSyntaxUID
     if not syntax.is_compressed:
         return "has pixels that cannot be decoded; export it again or remove it"
     return (
@@ -159,33 +159,33 @@ def _undecoded(found: Any) -> str:
     )
 
 
-def _pixels(found: Any, stored: NDArray[Any], window: tuple[float, float] | None, where: str) -> NDArray[np.float32]:
-    bits, signed = int(found.BitsStored), bool(found.PixelRepresentation)
+def _pixels(dataset: Any, stored: NDArray[Any], window: tuple[float, float] | None, where: str) -> NDArray[np.float32]:
+    bits, signed = int(dataset.BitsStored), bool(dataset.PixelRepresentation)
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
     if stored.ndim == 3:  # [height, width, 3]
         return np.ascontiguousarray(np.clip(stored / high, 0, 1).transpose(2, 0, 1), np.float32)
-    slope, intercept = (_first(found.get(name)) for name in ("RescaleSlope", "RescaleIntercept"))
+    slope, intercept = (_first(dataset.get(name)) for name in ("RescaleSlope", "RescaleIntercept"))
     slope, intercept = 1.0 if slope is None else slope, intercept or 0.0
     values = stored * slope + intercept
     if not np.isfinite(values).all() or slope == 0:
         raise ParameterError(f"{where} has a rescale slope and intercept that give no values; export it again")
     ends = low * slope + intercept, high * slope + intercept
     try:
-        made = _window(found, window, min(ends), max(ends)).of(values)
+        made = _window(dataset, window, min(ends), max(ends)).of(values)
     except ParameterError as error:
         raise ParameterError(f"{where}: {error}") from None
-    inverted = found.PhotometricInterpretation == "MONOCHROME1"
+    inverted = dataset.PhotometricInterpretation == "MONOCHROME1"
     return (1 - made if inverted else made).astype(np.float32)[None]
 
 
-def _window(found: Any, asked: tuple[float, float] | None, low: float, high: float) -> GreyWindow:
+def _window(dataset: Any, asked: tuple[float, float] | None, low: float, high: float) -> GreyWindow:
     """Return the window asked for, else the file's first, else all from low to high."""
     if asked is not None:
         return GreyWindow(*asked)
-    center, width = (_first(found.get(name)) for name in ("WindowCenter", "WindowWidth"))
+    center, width = (_first(dataset.get(name)) for name in ("WindowCenter", "WindowWidth"))
     if center is None or width is None:
         return GreyWindow((low + high) / 2, high - low, "LINEAR_EXACT")
-    function = str(found.get("VOILUTFunction") or "LINEAR")
+    function = str(dataset.get("VOILUTFunction") or "LINEAR")
     if function not in ("LINEAR", "LINEAR_EXACT", "SIGMOID"):
         raise ParameterError("its window has an unknown function; give [data] window, or export it again")
     return GreyWindow(center, width, function)
@@ -260,9 +260,9 @@ def _plane(
             'by [data] plane = "axial", "coronal" or "sagittal", or export the slices that are to be samples'
         )
     across = single[0] if len(single) == 1 else turn[:, 0].tolist().index(PLANES.index(plane or ""))
-    found = PLANES[int(turn[across, 0])]
-    if plane not in (None, found):
-        raise ParameterError(f"{where} is one {found} slice, and plane is {plane}; take it out, or export it anew")
+    actual = PLANES[int(turn[across, 0])]
+    if plane not in (None, actual):
+        raise ParameterError(f"{where} is one {actual} slice, and plane is {plane}; take it out, or export it anew")
     columns, rows = sorted({0, 1, 2} - {across}, key=lambda axis: turn[axis, 0])
     if shape[rows] * shape[columns] > MOST_PIXELS:
         raise ParameterError(f"{where} has more than {MOST_PIXELS:,} pixels; export it smaller")
@@ -273,8 +273,8 @@ def _plane(
     values = np.asarray(image.dataobj[(*place, *[0] * 4)[: len(image.shape)]], np.float64)
     pixels = _shown(image, values if rows < columns else values.T, window, where)
     zooms = np.abs((*image.header.get_zooms(), 0.0)[:3]) * _MILLIMETRES.get(image.header.get_xyzt_units()[0], 1.0)
-    apart = float(zooms[rows]), float(zooms[columns])
-    return pixels, apart if min(apart) > 0 else None
+    spacing = float(zooms[rows]), float(zooms[columns])
+    return pixels, spacing if min(spacing) > 0 else None
 
 
 def _shown(

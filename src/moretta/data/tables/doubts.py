@@ -109,7 +109,7 @@ class Cells:
 
     name: str
     column: Column
-    wanted: Hints
+    hints: Hints
     form: Format
 
     @cached_property
@@ -191,12 +191,12 @@ class Cells:
     @property
     def filled(self) -> Blanks:
         """What becomes of values that turn out to be absent."""
-        return "indicator" if self.wanted.missing == "indicator" else "mean"
+        return "indicator" if self.hints.missing == "indicator" else "mean"
 
     @property
     def number(self) -> Number:
         """The column as numbers."""
-        return Number(blanks=_BLANKS[self.wanted.missing] if self.absent else "refuse")
+        return Number(blanks=_BLANKS[self.hints.missing] if self.absent else "refuse")
 
     def worded(self, what: str) -> tuple[Reading, ...]:
         """Return how the column may be read as words. what: they are."""
@@ -205,13 +205,13 @@ class Cells:
 
     def categories(self, words: tuple[str, ...], spelled: dict[str, str] | None = None) -> Category:
         """Return the column with these categories."""
-        blank = self.absent and self.wanted.missing != "error"
+        blank = self.absent and self.hints.missing != "error"
         return Category(categories=words, blanks="category" if blank else "refuse", spellings=spelled)
 
     @property
     def target(self) -> Target:
         """The column as a target with its classes; where they are too many they are cells, and not listed."""
-        if self.wanted.task == "regression" or (self.many and self.wanted.task is None):
+        if self.hints.task == "regression" or (self.many and self.hints.task is None):
             return Target()
         words = self.words
         if self.numbers is not None:  # 1.0 is class 1, where all are read as such
@@ -222,10 +222,10 @@ class Cells:
 
 def is_amount(cells: Cells) -> bool:
     """Whether a target's numbers are amounts, as they have fractions or are written with such."""
-    if cells.numbers is None or cells.wanted.task == "classification":
+    if cells.numbers is None or cells.hints.task == "classification":
         return False
     written = cells.column.dtype.kind != "f" and any(mark in word for word in cells.words for mark in ".,eE")
-    return cells.wanted.task == "regression" or written or not cells.whole
+    return cells.hints.task == "regression" or written or not cells.whole
 
 
 LEFT_OUT = Reading("leave it out", Drop())
@@ -368,7 +368,7 @@ def of_target(cells: Cells) -> Iterator[Doubt]:
 
 
 def _of_outcome(cells: Cells) -> Iterator[Doubt]:
-    other, classes, task = Reading(OTHER_TARGET, Drop()), Reading("classes", cells.target), cells.wanted.task
+    other, classes, task = Reading(OTHER_TARGET, Drop()), Reading("classes", cells.target), cells.hints.task
     if cells.differing < 2:
         seen = "has the same value in every row; expected two classes or more"
         yield Doubt(seen, (other, Reading("add rows of other classes")))
@@ -398,7 +398,7 @@ def _of_outcome(cells: Cells) -> Iterator[Doubt]:
     for doubt in _of_no_values(cells) if is_amount(cells) else ():
         yield Doubt(doubt.evidence, (Reading("amounts", Target()), Reading("no value: remove those rows")))
     rare = [word for word in cells.words if cells.counts[word] < RARE * cells.rows]
-    counted = cells.numbers is not None and cells.wanted.task is None  # as visits are, of which most numbers are rare
+    counted = cells.numbers is not None and cells.hints.task is None  # as visits are, of which most numbers are rare
     some = 0 < len(rare) <= (cells.differing if counted else cells.differing / 2)
     if not is_amount(cells) and cells.rows >= FEW_ROWS and some and cells.differing > 2:
         seen = f"has {len(rare)} of its {cells.differing} values {cells.within(rare)} only"
@@ -414,7 +414,7 @@ def _of_many(cells: Cells) -> Iterator[Doubt]:
         yield Doubt(seen, (Reading(f"ids or free text: {OTHER_TARGET}", Drop()), LIST_CLASSES))
     elif (
         cells.numbers is not None
-        and cells.wanted.task is None
+        and cells.hints.task is None
         and not is_amount(cells)
         and (count > MOST_NUMBERS or each)
     ):

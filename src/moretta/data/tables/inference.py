@@ -176,12 +176,12 @@ def infer_labels(columns: Columns, hints: Hints, group_column: str | None, where
 
 
 def _guess(cells: Cells, is_target: bool) -> Guess:
-    if cells.name == cells.wanted.id_column:
+    if cells.name == cells.hints.id_column:
         return Guess(Id())
-    if cells.name in cells.wanted.drop:
+    if cells.name in cells.hints.drop:
         return Guess(Drop())
     doubts = of_target(cells) if is_target else of_feature(cells)
-    doubt = None if cells.wanted.known else next(doubts, None)
+    doubt = None if cells.hints.known else next(doubts, None)
     if doubt is not None:
         columns = [reading.column for reading in doubt.readings if reading.column is not None]
         if is_target:
@@ -192,7 +192,7 @@ def _guess(cells: Cells, is_target: bool) -> Guess:
     if cells.numbers is not None:
         return Guess(cells.number)
     words = tuple(cells.words)
-    if len(words) > 1 and (cells.wanted.encoding == "ordinal" or (cells.wanted.encoding, words) == ("yes-no", YES_NO)):
+    if len(words) > 1 and (cells.hints.encoding == "ordinal" or (cells.hints.encoding, words) == ("yes-no", YES_NO)):
         return Guess(Ordered(categories=words, blanks=cells.number.blanks))
     return Guess(cells.categories(words))
 

@@ -147,7 +147,7 @@ class MappingEffect:
     recoded: dict[str, int] = field(default_factory=dict)
     converted: dict[str, int] = field(default_factory=dict)
 
-    def said(self) -> str:
+    def sentence(self) -> str:
         """Return it as the end of a sentence."""
         parts = [f"{self.renamed} columns renamed", f"{self.dropped} dropped"]
         for what, counts in (("recoded", self.recoded), ("converted", self.converted)):

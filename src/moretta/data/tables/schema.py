@@ -293,9 +293,9 @@ class Schema(Section):
     @property
     def digest(self) -> str:
         """SHA-256, in hex, of what all sites must have alike: names, order, kinds, categories, ranges, treatments."""
-        return hashlib.sha256(json.dumps(self.told(), ensure_ascii=False).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self.plain(), ensure_ascii=False).encode()).hexdigest()
 
-    def told(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, Any]:
         """Return the schema as plain values, as a TOML or JSON file has them."""
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=False, exclude_none=True)
 

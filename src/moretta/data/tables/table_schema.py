@@ -28,7 +28,7 @@ _LIMITS = {"constraints.minimum", "constraints.maximum"}
 class _Descriptor(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, alias_generator=to_camel)
 
-    def said(self, *silent: str) -> list[str]:
+    def stated(self, *silent: str) -> list[str]:
         """Return the names of its properties that say something."""
         return [name for name in self.model_dump(by_alias=True, exclude_defaults=True) if name not in silent]
 
@@ -94,8 +94,8 @@ class _Field(_Descriptor):
         kept |= {"bareNumber"} if self.moretta.get("unit") else set()
         if kind == "drop" and not self.moretta:
             return column, [f'all of it, as type "{self.type}" without categories is no input (kind = "drop")']
-        unkept = self.said("name", "type", "constraints", "moretta")
-        unkept += [f"constraints.{name}" for name in limits.said("required")]
+        unkept = self.stated("name", "type", "constraints", "moretta")
+        unkept += [f"constraints.{name}" for name in limits.stated("required")]
         unkept += (
             ["labels"]
             if any(isinstance(category, _Value) and category.model_extra for category in self.categories)
@@ -167,7 +167,7 @@ def read(text: str, where: str, target: str | None = None) -> tuple[Columns, lis
         columns[field.name] = column | field.moretta
         unkept += [f"{field.name}: {', '.join(lost)}"] if lost else []
     silent = ("$schema", "fields", "missingValues", *(["primaryKey"] if len(key) == 1 and key[0] in names else []))
-    return columns, unkept + table.said(*silent, *(["fieldsMatch"] if table.fields_match == "equal" else []))
+    return columns, unkept + table.stated(*silent, *(["fieldsMatch"] if table.fields_match == "equal" else []))
 
 
 def written(columns: Mapping[str, Mapping[str, Any]]) -> str:

@@ -34,7 +34,7 @@ def record_views(folder: str | Path, weighted_by: str = "num-examples") -> Mod:
     def mod(message: FlowerMessage, context: Context, call_next: ClientAppCallable) -> FlowerMessage:
         asked, trains = unpacked(message.content), message.metadata.message_type == MessageType.TRAIN
         model = _arrays(message) if trains and (not asked or isinstance(asked[-1], AskSum)) else {}
-        numbers = [one.get("server-round", 0) for one in message.content.config_records.values()]
+        numbers = [record.get("server-round", 0) for record in message.content.config_records.values()]
         reply = call_next(message, context)
         try:
             now = asked[-1].stamp if asked else Stamp(f"flower-{context.run_id}", max([0, *numbers]), 0)
@@ -43,9 +43,9 @@ def record_views(folder: str | Path, weighted_by: str = "num-examples") -> Mod:
                 asked = [PlainUpload.unasked(now, model), *(asked or [AskSum(stamp=now, encoding={})])]
             if model and not sent and not reply.has_error():
                 sent = [_own(now, reply, weighted_by)]
-            kept = [(way, one) for way, some in (("received", asked), ("sent", sent)) for one in some]
+            kept = [(way, part) for way, some in (("received", asked), ("sent", sent)) for part in some]
             seen = [
-                views.Seen(way, "server", CODEC.encode(one)) for way, one in kept if not isinstance(one, NOT_AUDITED)
+                views.Seen(way, "server", CODEC.encode(part)) for way, part in kept if not isinstance(part, NOT_AUDITED)
             ]
             views.note(where, silo_of(context).silo.name, now.round, seen)
         except MorettaError as error:  # the run goes on as it would without this
@@ -57,10 +57,10 @@ def record_views(folder: str | Path, weighted_by: str = "num-examples") -> Mod:
 
 def _arrays(message: FlowerMessage) -> Tensors:
     own = [held for key, held in message.content.array_records.items() if key != RECORD]
-    return {ARRAY + name: one.numpy() for held in own for name, one in held.items()}
+    return {ARRAY + name: array.numpy() for held in own for name, array in held.items()}
 
 
 def _own(now: Stamp, reply: FlowerMessage, weighted_by: str) -> Message:
-    metrics = {name: one for held in reply.content.metric_records.values() for name, one in held.items()}
-    numbers = np.array([one for one in metrics.values() if not isinstance(one, list)], np.float64)
+    metrics = {name: value for held in reply.content.metric_records.values() for name, value in held.items()}
+    numbers = np.array([value for value in metrics.values() if not isinstance(value, list)], np.float64)
     return PlainUpload.unasked(now, {**_arrays(reply), METRICS: numbers}, int(metrics.get(weighted_by, 1)))

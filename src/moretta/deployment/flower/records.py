@@ -14,7 +14,7 @@ SERIALISED = "moretta.message"  # how an array of it is to be read: by `CODEC`
 
 def packed(*messages: Message) -> ArrayRecord:
     """Return messages as a record of Flower's, which carries each as the bytes of an array."""
-    coded = {str(place): CODEC.encode(one) for place, one in enumerate(messages)}
+    coded = {str(place): CODEC.encode(message) for place, message in enumerate(messages)}
     return ArrayRecord({key: Array("uint8", (len(data),), SERIALISED, data) for key, data in coded.items()})
 
 

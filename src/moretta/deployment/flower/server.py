@@ -121,9 +121,9 @@ class SummingGrid:
             raise
         if end.lost or total is None:
             return []
-        for one in end.dropped:
-            if one.silo not in total.silos:
-                log.warning("this sum is without `%s`: %s", one.silo, one.reason)
+        for dropout in end.dropped:
+            if dropout.silo not in total.silos:
+                log.warning("this sum is without `%s`: %s", dropout.silo, dropout.reason)
         log.info("summed %d clients of %d", len(total.silos), len(end.cohort))
         return [FlowerMessage(self._reply(total), reply_to=asked[0])]
 
@@ -147,14 +147,14 @@ class SummingGrid:
         return Driver(server, silos, run, over, rules.least("pairwise"), chosen, only=True).rounds(1, self._phases)
 
     def _reply(self, total: Sum) -> RecordDict:
-        said = Counter(tuple(sorted(self._delivery.names[silo].metrics.items())) for silo in total.silos)
+        layouts = Counter(tuple(sorted(self._delivery.names[silo].metrics.items())) for silo in total.silos)
         metrics, slots = MetricRecord(), iter(total.means[METRICS].tolist())
-        for name, width in max(said, key=said.__getitem__):
+        for name, width in max(layouts, key=layouts.__getitem__):
             metrics[name] = [next(slots) for _ in range(width)] if width else next(slots)
         metrics[self._strategy.weighted_by_key] = total.weight
         reply = RecordDict({"metrics": metrics})
         if sent := self._server.arrays:
-            means = {name: as_summed(total.means[ARRAY + name], np.dtype(one.dtype)) for name, one in sent.items()}
+            means = {name: as_summed(total.means[ARRAY + name], np.dtype(array.dtype)) for name, array in sent.items()}
             reply["arrays"] = ArrayRecord({name: Array(mean) for name, mean in means.items()})
         return reply
 
@@ -190,8 +190,8 @@ class SumServer:
         for name, array in self.arrays.items():
             shapes[ARRAY + name] = tuple(array.shape)
             limits[ARRAY + name] = max(most, whole) if _is_whole(array) else most
-        wanted = self._sum.want(shapes, limits, self._most_weight)
-        total = yield from self._sum.sum(AskSum(stamp=now, encoding=wanted.fraction_bits), wanted)
+        request = self._sum.want(shapes, limits, self._most_weight)
+        total = yield from self._sum.sum(AskSum(stamp=now, encoding=request.fraction_bits), request)
         if isinstance(total, Aborted):
             return total
         if total.weight >= self._most_weight:
@@ -232,10 +232,10 @@ class GridDelivery:
         """Hand each silo its message."""
         there = {silo: message for silo, message in ask.messages.items() if silo in self._nodes}
         records = {id(message): self._record(message) for message in there.values()}
-        found = self._exchanged({self._nodes[silo]: records[id(message)] for silo, message in there.items()})
+        answers = self._exchanged({self._nodes[silo]: records[id(message)] for silo, message in there.items()})
 
         def answer(silo: str, message: Message) -> Message | Missing:
-            came = found.get(self._nodes.get(silo, 0), _GONE if silo not in there else _LATE)
+            came = answers.get(self._nodes.get(silo, 0), _GONE if silo not in there else _LATE)
             if isinstance(came, Missing):
                 return came
             if isinstance(came[-1], UploadNames):
@@ -279,16 +279,16 @@ class GridDelivery:
         sent = [FlowerMessage(content, node, kind) for node, content in contents.items()]
         replies = [*self._grid.send_and_receive(sent, timeout=self.timeout)] if sent else []
         asked = {
-            one.metadata.message_id: one.metadata.dst_node_id for one in sent
+            message.metadata.message_id: message.metadata.dst_node_id for message in sent
         }  # of a node that is gone, others reply
-        return {asked[one.metadata.reply_to_message_id]: _heard(one) for one in replies}
+        return {asked[reply.metadata.reply_to_message_id]: _heard(reply) for reply in replies}
 
     def _compare_metrics(self, replies: Replies) -> None:
         """Log which uploads hold other metrics than most: their masks differ, so they are left out of the sum."""
-        said = {silo: tuple(sorted(self.names[silo].metrics)) for silo in replies.answers if silo in self.names}
-        [(most, _)] = Counter(said.values()).most_common(1) or [((), 0)]
-        for silo in (silo for silo in said if said[silo] != most):
-            log.warning("the app of `%s` returns the metrics %s, and most others' %s", silo, said[silo], most)
+        metrics = {silo: tuple(sorted(self.names[silo].metrics)) for silo in replies.answers if silo in self.names}
+        [(most, _)] = Counter(metrics.values()).most_common(1) or [((), 0)]
+        for silo in (silo for silo in metrics if metrics[silo] != most):
+            log.warning("the app of `%s` returns the metrics %s, and most others' %s", silo, metrics[silo], most)
 
     def _look(self, again: Collection[str] = ()) -> None:
         """Ask nodes that are new who they are, and forget those that have gone. again: silos to be asked once more."""
@@ -301,7 +301,7 @@ class GridDelivery:
                 asked[node] = self._name_of(node, came)
         uses = Counter(filter(None, asked.values()))
         for name in sorted(name for name in uses if uses[name] > 1 and asked != self._asked):
-            nodes = sorted(node for node, one in asked.items() if one == name)
+            nodes = sorted(node for node, called in asked.items() if called == name)
             log.warning("nodes %s all call themselves `%s`, so none of them takes part; stop all but one", nodes, name)
         there = {name: node for node, name in asked.items() if uses[name] == 1}
         self._renewed |= any(self._before.get(name, node) != node for name, node in there.items())

@@ -132,7 +132,7 @@ class FlowerSite:
         self._agreed(terms)
         if not self._helped.answers.hold(terms.stamp.run, "terms", message_digest(terms)):
             raise PolicyError("expected the terms of this run's first set-up, got others; begin another run for them")
-        if any(begin.stamp.run == one.run and begin.stamp <= one for one in before):
+        if any(begin.stamp.run == stamp.run and begin.stamp <= stamp for stamp in before):
             raise PeerError(f"expected a set-up after {before[0]}, got {begin.stamp}")
         memory.root, memory.heard = os.urandom(KEY_BYTES), [CODEC.encode(terms)]
         memory.ask, memory.opened = b"", []
@@ -284,10 +284,10 @@ def _like(sent: ArrayRecord, own: ArrayRecord) -> dict[str, Any]:
     if different := sorted(sent.keys() ^ own.keys()):
         raise PolicyError(f"expected the arrays that were sent back from the app; {different!r:.200} differ")
     tensors = {}
-    for name, given in sent.items():
+    for name, array in sent.items():
         for what, expected, got in (
-            ("shape", tuple(given.shape), tuple(own[name].shape)),
-            ("kind of numbers", np.dtype(given.dtype).kind, np.dtype(own[name].dtype).kind),
+            ("shape", tuple(array.shape), tuple(own[name].shape)),
+            ("kind of numbers", np.dtype(array.dtype).kind, np.dtype(own[name].dtype).kind),
         ):
             if expected != got:
                 raise PolicyError(

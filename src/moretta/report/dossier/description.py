@@ -267,7 +267,7 @@ def works(evidence: Evidence) -> Iterator[Sentence]:
     """Yield how well the model predicts, as far as that is evidence of necessity."""
     record = evidence.record
     if record is not None:
-        text = reached(record) if record.test.given else "No test rows say how well the model predicts"
+        text = reached(record) if record.test.available else "No test rows say how well the model predicts"
         yield sentence(text, of_result("test"))
 
 
@@ -283,7 +283,7 @@ class Held:
     place: int
     protocol: str
 
-    def said(self, run: Record) -> list[Sentence]:
+    def statements(self, run: Record) -> list[Sentence]:
         """Return what it says of this run, and what is assumed besides."""
         source = f"claim:{self.protocol}:{self.place}"
         text = self.claim.sentence(run).replace("`", "")
@@ -314,7 +314,7 @@ def received(evidence: Evidence) -> Iterator[Sentence]:
     for role, name in ROLES.items():
         for claim in held(evidence):
             if claim.claim.role == role and claim.claim.kind not in MEASURES:
-                yield from claim.said(evidence.record.content)
+                yield from claim.statements(evidence.record.content)
         yield from under(name, _recorded(evidence, role))
     if not claims_of(evidence.protocol):
         yield sentence(
@@ -339,7 +339,7 @@ def measures(evidence: Evidence) -> Iterator[Sentence]:
     for role in ROLES:
         for claim in held(evidence):
             if claim.claim.role == role and claim.claim.kind in MEASURES:
-                yield from claim.said(run)
+                yield from claim.statements(run)
 
 
 PERSONAL: Mapping[About, tuple[str, tuple[str, ...]]] = {

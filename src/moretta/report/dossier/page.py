@@ -168,14 +168,14 @@ class Files:
 
 @dataclass(frozen=True)
 class Written:
-    """A dossier that was written. told: the content of its JSON."""
+    """A dossier that was written. content: that of its JSON."""
 
     files: Files
-    told: dict[str, Any]
+    content: dict[str, Any]
 
     def count(self, origin: str = "") -> int:
         """Return how many sentences there are, or how many of one origin."""
-        every = [sentence for section in self.told["sections"] for sentence in section["sentences"]]
+        every = [sentence for section in self.content["sections"] for sentence in section["sentences"]]
         return sum(not origin or sentence["origin"] == origin for sentence in every)
 
 
@@ -209,7 +209,7 @@ def render(document: dict[str, Any]) -> bytes:
         {**section, "groups": [(name, list(some)) for name, some in its]}
         for section, its in zip(document["sections"], groups, strict=True)
     ]
-    text = template("dossier.html.j2").render(told=document, sections=shown)
+    text = template("dossier.html.j2").render(dossier=document, sections=shown)
     return text.encode("utf-8", "replace")
 
 

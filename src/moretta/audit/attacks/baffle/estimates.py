@@ -65,7 +65,7 @@ class Moves:
     def of(cls, recipe: Recipe, layout: Layout, seed: bytes, *purpose: int | str | bytes) -> Moves:
         """Return those of one purpose, as `Recipe.keys`.
 
-        Raises `moretta.errors.ParameterError` where there are none.
+        Raises `moretta.errors.ParameterError` where no such keys exist.
         """
         pairs = [(b, key) for b, key in zip(recipe.blocks, recipe.keys(seed, *purpose), strict=True) if b.scalars]
         if not pairs:
@@ -178,9 +178,9 @@ DRAWN = 30.0  # multiplications that an entry of a direction is worth: it is dra
 class Round:
     """One round as the server sees it.
 
-    ask: what it asked. directions: d_1 .. d_K, or the moves of blocks. uploads: in the clear, x_1 .. x_K by
-    silo, none where they were masked.
-    words: of pairwise masked uploads, by silo. silos: those whose uploads counted. seed: of the directions.
+    `ask` is the request. `directions` are d_1 .. d_K, or the moves of blocks. `uploads` are those in the clear,
+    x_1 .. x_K by silo, and empty where they were masked. `words` are those of pairwise masked uploads, by silo.
+    `silos` are those whose uploads counted. `seed` is that of the directions.
     """
 
     ask: Estimate

@@ -209,7 +209,7 @@ def _compared(row: Array, rows: Rows, truth: Truth) -> tuple[dict[str, float], l
 
 
 def _mean_row(truth: Truth, shape: tuple[int, ...]) -> Array:
-    """Return the mean of the background rows, zeros where there are none."""
+    """Return the mean of the background rows, zeros without such rows."""
     try:
         return np.asarray(truth.background.x.mean(axis=0))
     except ParameterError:

@@ -1,9 +1,9 @@
 """Loss differences of data against those of noise: BAFFLE's appendix D, as a test in the place of its plot.
 
 The paper draws the K loss differences of a batch of data and of noise and says that they cannot be told apart. The
-server, which holds the model and the directions, need not look at a plot: at the same parameters w and along the same
-d_k it computes the K numbers of its own rows, x^d of data and x^n of noise. As x_k = d_k . grad L, the numbers of each
-kind of rows lie around a mean of that kind. For the uploaded x,
+server, which holds the model and the directions, need not look at a plot. It computes the K numbers of its own rows,
+x^d of data and x^n of noise, at the same parameters w and along the same d_k. As x_k = d_k . grad L, the numbers of
+each kind of rows lie around a mean of that kind. For the uploaded x,
 
     T = x . (mean x^d - mean x^n)        z = (T - mean T of noise) / deviation of T of noise
 

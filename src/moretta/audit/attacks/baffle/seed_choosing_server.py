@@ -1,6 +1,6 @@
 """What a server would gain by choosing the seed of BAFFLE's directions, and whether this run's server did.
 
-Feng et al. let the server send the seed. Whoever chooses it chooses the directions: along e_i, silos upload coordinate
+Feng et al. let the server send the seed. So it chooses the directions: along e_i, silos upload coordinate
 i of their gradient; along a head's bias, their balance of classes. If directions follow from the seed by a cipher, a
 server cannot set them, but it can try seeds before it sends one. Of a target v of length 1 it learns
 

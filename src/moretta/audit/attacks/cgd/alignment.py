@@ -1,4 +1,4 @@
-"""Whoever relays an alignment of rows, or finds its lists, tests a dictionary of ids against them.
+"""The relay of an alignment of rows, or a finder of its lists, tests a dictionary of ids against them.
 
 What travels is a E(x) for each id x, in a secret order, a drawn for this exchange; in a run it is sealed under the
 row's key besides. For each id of a dictionary, half of it in the list, the attacker makes what it can without a secret:
@@ -41,7 +41,7 @@ def fits(run: PublicRun) -> str:
 
 
 def gather(truth: Truth) -> Given:
-    """Give the relay its view of the first set-up, a blinded list as files have it, and a dictionary of ids."""
+    """Give the relay its view of the first set-up, a blinded list as in a file, and a dictionary of ids."""
     listing = _listing(truth)
     words = [name for name, _ in dictionary(listing)]
     arrays = {
@@ -66,7 +66,7 @@ def dictionary(listing: Listing) -> list[tuple[str, bool]]:
 
 
 def attack(case: Case) -> Claim:
-    """Claim for each id of the dictionary how close it came to something in the lists, in bits of 256."""
+    """Claim for each id of the dictionary the most bits of 256 that it has in common with a part of the lists."""
     words = case.arrays["dictionary"].tobytes().decode().split("\n")
     seen = [entry.message for entry in case.heard("server", Message, "received")]
     sealed = [message.points for message in seen if isinstance(message, Blinded | BlindedAgain)]
@@ -108,7 +108,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
         chance=0.5,
         constant=0.5,
         interval=interval,
-        sentence=f"Whoever relays lists of ids tells those in a list from others of a dictionary of {len(inside)} with "
+        sentence=f"The relay of lists of ids tells those in a list from others of a dictionary of {len(inside)} with "
         f"an area under the ROC curve of {area:.2f}, where a coin has 0.50",
         figures={"ids": float(len(inside)), "closest_bits": float(claim["closeness"].max())},
     )
@@ -172,12 +172,12 @@ def score_shared(claim: Claim, truth: Truth) -> AttackResult:
     true = np.array([all(own in held for held in theirs) for own in listings[name].elements])
     hits, rate = int((claim["shared"] == true).sum()), float(true.mean())
     return AttackResult(
-        measure="rows of which a partner knows rightly whether the others have them",
+        measure="rows of which a partner knows correctly whether the others have them",
         score=hits / len(true),
         chance=max(rate, 1 - rate),
         constant=max(rate, 1 - rate),
         interval=of_rate(hits, len(true)),
-        sentence=f"A partner knows of {hits} of its {len(true)} rows rightly whether the other holders have them too",
+        sentence=f"A partner knows correctly of {hits} of its {len(true)} rows whether the other holders have them too",
         figures={"rows": float(len(true)), "shared": float(true.sum())},
     )
 

@@ -72,7 +72,7 @@ def deviation(run: PublicRun) -> float:
 
 
 def is_readable(truth: Truth) -> bool:
-    """Whether whoever relays sums reads them."""
+    """Whether the relay of the sums reads them."""
     blind = truth.run.setting("blind")
     return not (truth.run.masked if blind is None else blind)
 
@@ -247,7 +247,7 @@ class JointRow:
         return part_of(x, participant(self.truth, name, number).model()[self.layers.weight])
 
     def fraction_bits(self, number: int) -> int:
-        """Return the fixed point in which z of a round was summed, as the head was told."""
+        """Return the fixed point in which z of a round was summed, as the head received it."""
         joins = self.truth.messages(self.head, number, Join)
         if not joins:
             raise ParameterError(f"row `{self.name}` sat out a recorded round, so that there is no z of it")

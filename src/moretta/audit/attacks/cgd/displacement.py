@@ -3,9 +3,9 @@
 Derivation: w_l(k) = w_l(1) + D(k) with w_l(1) = c + delta_l Rand_l about a public point c (0, or the model that all
 began with). A participant holds D, and c + D is the model of a participant whose start is c itself. Confined starts are
 noise to the models that have them, and c + D has none: trained long enough, it predicts as well as they do, and for
-larger delta better than any (docs/cgd.md). Confinement hides starts; whoever has D may have a trained model.
+larger delta better than any (docs/cgd.md). Confinement hides starts; a holder of D may have a trained model.
 
-**Outsiders** (`OUTSIDER`). Whoever is given D, with a start of its own, takes the same steps as the participants: D
+**Outsiders** (`OUTSIDER`). An outsider with D and a start of its own takes the same steps as the participants: D
 says nothing of whose start it is added to. With w' = c + delta Rand' drawn about the public point c, w' + D(k) is as
 good a model as any participant's. But no eavesdropper has D: somebody has to give it away. A relay that is not blind
 can, as D follows from the sums that it reads: D(k+1) = D(k) - alpha_k sum n_l g_l / sum n_l. If the relay is blind, a
@@ -146,8 +146,8 @@ def score_outside(claim: Claim, truth: Truth) -> AttackResult:
         chance=chance,
         constant=chance if tasks else None,
         interval=of_mean(hits.mean(axis=0), 0.0 if tasks else -NO_FLOOR, 1.0),
-        sentence=f"Whoever is given D by {'the relay, which is not blind' if last else 'a participant'} has with a "
-        f"start of its own {confined.in_words(truth, merit)}, where participants have {confined.in_words(truth, mean)} "
+        sentence=f"An outsider with D from {'the relay, which is not blind' if last else 'a participant'} and a start "
+        f"of its own has {confined.in_words(truth, merit)}, where participants have {confined.in_words(truth, mean)} "
         "on average",
         figures={"confined_mean": mean, "worst_start": float(hits.mean(1).min()), "after_round": number - 1.0},
     )

@@ -12,8 +12,8 @@ for its weight. docs/cgd.md discusses the paper's bound t <= m - 2.
 **Labels** (`LABELS`). A participant without labels clusters the rows of Delta, and has the labels but for their names.
 In a joint row the head sends Delta_i = d(sum of losses)/dz to the holders of other columns, so that they
 take X_ij' Delta_i. By the chain rule a row's Delta is (dloss/dy) U with the upper layers' Jacobian U, and dloss/dy is
-y^ - t (mse) or softmax(y^) - t: while outputs are much alike for all rows, Delta depends on the label and on which
-units are active, and little else. So k-means on its rows at length 1 finds the labels up to their names.
+y^ - t (mse) or softmax(y^) - t. While outputs are much alike for all rows, Delta depends on little but the label and
+the active units. So k-means on its rows at length 1 finds the labels up to their names.
 """
 
 from collections.abc import Callable

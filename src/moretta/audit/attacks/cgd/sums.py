@@ -1,8 +1,8 @@
 """What a participant of CGD works out of the sums that it steps by: of two, the other's gradient.
 
-Derivation: all step by G / N = sum_l n_l g_l / sum_l n_l, so with D(k) - D(k+1) = alpha_k G / N a participant i has
-N (D(k) - D(k+1)) / alpha_k - n_i g_i = sum of n_l g_l over the others: with two participants the other's, exactly, in
-each round. With three it is a sum of two, which is taken here for that of one of them and misses.
+Derivation: all step by G / N = sum_l n_l g_l / sum_l n_l, and D(k) - D(k+1) = alpha_k G / N. A participant i takes its
+own part off: N (D(k) - D(k+1)) / alpha_k - n_i g_i = sum of n_l g_l over the others. With two participants this is the
+other's, exactly, in each round. With three it is a sum of two, which is taken here for that of one of them and misses.
 
 **Rows** (`INVERSION`). Gradient inversion looks for rows whose gradient at known weights is that one; here the weights
 are secret. But w_l(k) - w_i(k) = w_l(1) - w_i(1) for all k, of a size in proportion to delta, so the attacker's own

@@ -87,8 +87,8 @@ def candidates(truth: Truth, silo: str) -> tuple[Array, Array, NDArray[np.bool_]
     first, second = _same_labels(*_labels(theirs, nobodys, truth.run.task))
     if not len(first):
         raise ParameterError(
-            f"expected rows that nobody trained on with labels as those of {silo}, to compare its rows with, and there "
-            "are none, so that this cannot be tried; bring test rows of those labels"
+            f"no rows that nobody trained on have the labels of {silo}; expected such rows for comparison; "
+            "bring test rows of those labels"
         )
     parts = [theirs.of(first), nobodys.of(second)]
     x, y = (np.concatenate([getattr(part, key) for part in parts]) for key in ("x", "y"))

@@ -2,7 +2,7 @@
 
 Property inference (Melis et al., S&P 2019), by way of the head's bias. Under plain gradient steps at the rate a, a
 silo sees W_t and W_{t+1} and so the mean gradient of all rows, g = (W_t - W_{t+1}) / a. It knows N_k, all silos' rows
-in the round, and its own part. What is left are the others' rows, whose gradient in the head's bias is
+in the round, and its own part. The rest are the others' rows, whose gradient in the head's bias is
 
     g_others = (N g - N_own g_own) / (N - N_own) = mean over others' rows of (q - t),
 
@@ -16,8 +16,8 @@ is, over all rounds, a least-squares problem with an unknown for each label. s i
 these rounds, so each silo counts by its batch. For numeric targets the mean of q over known rows gives the others' mean
 target at once.
 
-The error |s^ - s|_1 / 2 is compared with guesses that need no model: the others are as the silo itself, as the
-background rows, as the mean of both, as the background less the silo's own rows, or have equal shares of each label.
+The error |s^ - s|_1 / 2 is compared with guesses that need no model. The others are as the silo itself, the background
+rows, the mean of both, or the background less the silo's own rows; or they have equal shares of each label.
 Chance is the best of these, though the silo cannot know which is best. The interval is a bootstrap over rounds, moved
 to lie about the error that was found, as resampling adds error.
 

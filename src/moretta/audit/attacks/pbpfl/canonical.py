@@ -6,8 +6,8 @@ R o W the canonical one is the smallest:
 
     minimise over x = log s:    |R(x) o W|^2 - 2 sum_k c_k x_k,
 
-with c_k = 0 for a scale by which some entries are multiplied and others divided, 1 or -1 where all are multiplied or
-all divided: the incoming weights of a channel then have the norm of its outgoing ones, or 1. This is convex; if W is
+where c_k = 0 for a scale by which some entries are multiplied and others divided, and 1 or -1 where all are multiplied
+or all divided. The incoming weights of a channel then have the norm of its outgoing ones, or 1. This is convex; if W is
 replaced by R(x0) o W its minimiser moves by -x0, and R(x) o W stays. Channels are put in the order of another network's
 by the assignment of least squared distance, block by block, first by what no permutation of other blocks changes.
 
@@ -95,7 +95,7 @@ def plan_from(arrays: Mapping[str, Array]) -> ScalePlan:
 
 
 def trunk(plan: ScalePlan, tensors: Tensors) -> dict[str, Floats]:
-    """Return the parameters below the head, float64. Raises `moretta.errors.ParameterError` where there are none."""
+    """Return the parameters below the head, float64. Raises `moretta.errors.ParameterError` for a head alone."""
     below = whole(plan, tensors)
     for name in (plan.head.weight, plan.head.bias):
         if name is not None and not plan.head.tied:

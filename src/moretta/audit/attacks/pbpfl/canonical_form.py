@@ -10,8 +10,8 @@ channel little compared to the distance between channels, so the assignment of l
 two consecutive rounds. The difference is the server's step in canonical form: the part of it that changes the function.
 The head is left out, as its rows hold an unknown offset.
 
-Beside it stands what the plain difference of two noisy models shows of the step: under the run's keys, under fresh
-scales with channels in their places, and if the scales of a round had stayed for the next as well.
+The result shows beside it the cosine of the plain difference of two noisy models with the step. It does so under the
+run's keys, under fresh scales with channels in their places, and with scales that stay for the next round as well.
 """
 
 from collections.abc import Sequence
@@ -188,8 +188,8 @@ def score_steps(claim: Claim, truth: Truth) -> AttackResult:
         chance=float(np.median(guesses)),
         interval=kept(of_errors(np.maximum(0.0, 1.0 - cosines), 1.0 - guesses)),
         sentence=f"A silo follows the model's steps below the head in canonical form to a cosine of {median:.6f}, "
-        f"although the key is fresh every round; the plain difference of two noisy models has {_short(fresh)}, and "
-        f"with scales that stay and channels in their places would have {_short(staying)}",
+        f"although the key is fresh every round; the plain difference of two noisy models has {_short(fresh)}, or "
+        f"{_short(staying)} with scales and channels that stay",
         figures={
             "rounds": float(len(cosines)),
             "lowest": float(cosines.min()),

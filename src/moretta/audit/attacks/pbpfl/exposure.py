@@ -72,9 +72,9 @@ def _along(truth: Truth, y: Array) -> Callable[[Tensor, Tensor], Tensor]:
 def without_offset(case: Case, silo: str) -> Models:
     """Return the noisy models with the offset r taken off their heads, which a silo first works out.
 
-    A noisy model without r has the true bias and the true outputs, whatever its scales. r is that of
-    `head_offset` from labels, of `softmax` under cross-entropy; there it is known up to a number
-    common to all outputs, which changes no softmax.
+    A noisy model without r has the true bias and the true outputs, whatever its scales. The offset r
+    is that of `head_offset` from labels, or of `softmax` under cross-entropy. There it is known up to a number common
+    to all outputs, which changes no softmax.
     """
     run, asks = case.run, case.last_of_each_round(silo, TrainOn)
     if run.loss == "mse":

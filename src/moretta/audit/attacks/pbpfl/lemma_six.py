@@ -8,7 +8,7 @@ change only their order, so these invariants tell most pairs apart:
     rank       of each matrix, as diag(s) W diag(1 / s') has that of W
     canonical  the distance of canonical forms (`moretta.audit.attacks.pbpfl.canonical`)
 
-The true model of a round is one of the two, and the other is a network drawn afresh with the same mean and deviation of
+The true model of a round is one of the two. The other is a network drawn afresh with the same mean and deviation of
 every tensor, or the true one with some signs of one matrix flipped, or with one matrix of half its rank. They are given
 in the order of their hashes, which says nothing. The first invariant that differs decides. The head is left out.
 """
@@ -66,7 +66,7 @@ ALTERNATIVES: dict[str, Callable[[Tensors, str, Generator], Tensors]] = {
     "flipped": _flipped,
     "lower-rank": _lower_rank,
 }
-"""What the true model is to be told from, given it, its largest matrix below the head, and randomness."""
+"""Alternatives to the true model, made from it, its largest matrix below the head, and randomness."""
 
 
 def candidates(truth: Truth, number: int, kind: str) -> tuple[list[Tensors], int]:

@@ -238,7 +238,7 @@ def _seen(plan: ScalePlan, noisy: Named) -> dict[int, list[_Values]]:
 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
-    """Count the scales that were told from their decoys."""
+    """Count the scales that were distinguished from their decoys."""
     number = truth.recorded[0]
     _, true = candidates(true_scales(plan_of(truth), key_of(truth, number).scales))
     tried = claim["guess"] >= 0

@@ -2,8 +2,8 @@
 
 Derivation: each silo sends z = y^ - max y^ and alpha of every row of its batch by itself, not through the secure sum
 (`practical.md`, Eq. 21). The server knows r, so softmax(z - alpha r) is the true softmax of the row; its largest entry
-is a guess of the label. alpha is the sum of the perturbed features s o h, and the server itself sent W^ = W / s + r,
-its columns permuted. With its own head W, b it has, for the penultimate features h of the row and a constant c,
+is a guess of the label. Here alpha is the sum of the perturbed features s o h. The server itself sent W^ = W / s + r
+with permuted columns. With its own head W, b it has, for the penultimate features h of the row and a constant c,
 
     W h - c 1 = z - alpha r - b,     s . h = alpha (- 1 where the head has a bias),
 

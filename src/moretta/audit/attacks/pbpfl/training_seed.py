@@ -57,7 +57,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
         score=share,
         chance=float(recovered(guess)),
         interval=(share, share),
-        sentence=f"Whoever has the run file's seed builds the true model before round 1 {to_error(error)}",
+        sentence=f"A holder of the run file's seed builds the true model before round 1 {to_error(error)}",
         figures={"relative_error": error, "relative_error_of_another_seed": guess},
     )
 
