@@ -66,4 +66,4 @@ def test_the_fields_of_inputs_json_are_on_the_page(page: str) -> None:
         re.findall(r'"(\w+)":', Path(inputs_of.__code__.co_filename).read_text().partition("def inputs_of")[2])
     )
     assert len(fields) >= 10
-    assert all(f"`{name}`" in section(page, "What is trained is what is served") for name in fields)
+    assert all(f"`{name}`" in section(page, "Training and serving prepare rows alike") for name in fields)

@@ -103,7 +103,8 @@ def test_the_security_page_is_one_page_and_each_statement_has_its_tests(docs: Pa
     text = (docs.parent / "SECURITY.md").read_text()
     assert len(text.splitlines()) <= 150
     assert [line for line in text.splitlines() if len(line) > 120 and not line.startswith("|")] == []
-    protected = text.partition("## What is protected\n")[2].partition("\n## ")[0].strip().splitlines()[2:]
+    protected = text.partition("## Protected\n")[2].partition("\n## ")[0].strip().splitlines()[2:]
+    assert protected
     for row in protected:
         paths = re.findall(r"`(tests/[\w./]+)`", row.strip("|").split("|")[-1])
         assert paths, row

@@ -432,7 +432,7 @@ def test_arithmetic_is_on_sizes_alone(reads: list[Any], plain: Path, tmp_path: P
     told["output"] = {"node": 0}
     path.write_bytes(save(constants, {"graph": json.dumps(told)}))
     read = graph.Graph.read(path.read_bytes(), {name: one.detach().numpy() for name, one in model.state_dict().items()})
-    with pytest.raises(ParameterError, match="what is no size"):
+    with pytest.raises(ParameterError, match="a value that is not a size"):
         read(torch.zeros(2, 3))
 
 

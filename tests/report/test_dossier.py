@@ -497,7 +497,7 @@ def test_the_page_lists_the_questions():
 
 
 def test_assumptions_are_those_of_the_security_page():
-    page = " ".join((ROOT / "SECURITY.md").read_text().partition("## What is protected")[0].split())
+    page = " ".join((ROOT / "SECURITY.md").read_text().partition("## Protected")[0].split())
     assert [one.phrase for one in risks.ASSUMPTIONS if one.phrase not in page] == []
 
 

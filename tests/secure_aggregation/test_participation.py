@@ -66,7 +66,7 @@ def test_silos_know_who_plays_a_round() -> None:
     later = next(number for number in range(2, 20) if playing.of_round(number) != chosen)
     ended = one_sum(server, {name: silos[name] for name in chosen}, Stamp(NOW.run, later, 0))
     assert isinstance(ended, Aborted)
-    assert all("play this round" in why.detail for why in ended.missing.values())
+    assert all("take part in this round" in why.detail for why in ended.missing.values())
 
 
 def test_without_a_rule_of_who_plays_the_cohort_is_all_there_is() -> None:
