@@ -143,6 +143,40 @@ class Machines:
         self.made: list[Sites] = []
         self.wrap: Wrap = self._ask
 
+    def reread(self) -> None:
+        """Read both run files again, after a test has written them."""
+        self.here = run_files.load(self.folder / "here.toml")
+        self.read()
+
+    def change(
+        self, model: str, code: str, rows: Callable[[dict[str, Any], str], None], text: Callable[[str], str]
+    ) -> None:
+        """Give the run another model, its rows and its settings; each site has the code and agrees to run it.
+
+        model: "module:name". rows: changes the arrays of a file, whose samples are under a name that begins with "x".
+        text: of a run file.
+        """
+        for path in (self.folder / "all.npz", self.folder / "test.npz", *self.folder.glob("*/rows.npz")):
+            held = dict(np.load(path))
+            for part in [name for name in held if name.startswith("x")]:
+                rows(held, part)
+            np.savez(path, **held)
+        for path in (self.folder / "here.toml", self.folder / "many.toml"):
+            path.write_text(text(re.sub(r'source = "mlp"\nhidden = .*', f'source = "{model}"', path.read_text())))
+        for folder in (self.folder, *(self.folder / name for name in self.names)):
+            (folder / f"{model.partition(':')[0]}.py").write_text(code)
+        for path in self.folder.glob("*/silo.toml"):
+            path.write_text(path.read_text().replace("[data]", f'models = ["{model}"]\n[data]', 1))
+        self.reread()
+
+    def let_be_edge(self, name: str) -> None:
+        """Let a site have no PyTorch, on one machine too."""
+        path = self.folder / "here.toml"
+        path.write_text(path.read_text() + f'\n[engine]\nedge = ["{name}"]\n')
+        path = self.folder / name / "silo.toml"
+        path.write_text(path.read_text().replace("[data]", "edge = true\n[data]", 1))
+        self.reread()
+
     def on_one_machine(self, out: Path | None) -> Federation:
         with BUILDING:
             return federation_of(self.here, out)

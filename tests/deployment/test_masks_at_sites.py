@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from moretta.config import run_files
-from moretta.deployment import shared_settings
 from moretta.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -34,26 +31,18 @@ def _no_module_is_left() -> Iterator[None]:
 
 def of_masks(many: Machines, declared: str = "mask = [2, 2]\nclasses = 2", edge: str = "") -> Machines:
     """Make all rows images of 2 x 2 pixels, each pixel of one of two classes. edge: the site without PyTorch."""
-    for path in (many.folder / "all.npz", many.folder / "test.npz", *many.folder.glob("*/rows.npz")):
-        held = dict(np.load(path))
-        for part in [name for name in held if name.startswith("x")]:
-            held[part] = held[part].reshape(-1, 1, 2, 2)
-            held[part.replace("x", "y")] = (held[part][:, 0] > 0.5).astype(np.int64)
-        np.savez(path, **held)
-    for path in (many.folder / "here.toml", many.folder / "many.toml"):
-        text = re.sub(r'source = "mlp"\nhidden = .*', f'source = "{MODEL}"', path.read_text())
-        text = text.replace("standardise = true", "standardise = false").replace("inputs = [4]", "inputs = [1, 2, 2]")
-        text = text.replace("classes = 3", declared)
-        alone = path.name == "here.toml" and edge
-        path.write_text(text + (f'\n[engine]\nedge = ["{edge}"]\n' if alone else ""))
-    for folder in (many.folder, *(many.folder / name for name in many.names)):
-        (folder / "nets_of_masks.py").write_text(NETS)
-    for path in many.folder.glob("*/silo.toml"):
-        own = f'models = ["{MODEL}"]\n' + ("edge = true\n" if path.parent.name == edge else "")
-        path.write_text(path.read_text().replace("[data]", f"{own}[data]", 1))
-    many.here = run_files.load(many.folder / "here.toml")
-    many.run_file = run_files.load(many.folder / "many.toml")
-    many.text = shared_settings.shared_text(many.run_file)
+
+    def rows(held: dict[str, Any], part: str) -> None:
+        held[part] = held[part].reshape(-1, 1, 2, 2)
+        held[part.replace("x", "y")] = (held[part][:, 0] > 0.5).astype(np.int64)
+
+    def text(written: str) -> str:
+        written = written.replace("standardise = true", "standardise = false")
+        return written.replace("inputs = [4]", "inputs = [1, 2, 2]").replace("classes = 3", declared)
+
+    many.change(MODEL, NETS, rows, text)
+    if edge:
+        many.let_be_edge(edge)
     return many
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from moretta.config import run_files
-from moretta.deployment import shared_settings
 from moretta.errors import ParameterError, PolicyError
 
 if TYPE_CHECKING:
@@ -44,31 +41,17 @@ def _no_module_is_left() -> Iterator[None]:
 
 def of_two(many: Machines) -> Machines:
     """Give all rows token ids beside their columns, and the run a model that takes both by keyword."""
-    for path in (many.folder / "all.npz", many.folder / "test.npz", *many.folder.glob("*/rows.npz")):
-        held = dict(np.load(path))
-        for part in [name for name in held if name.startswith("x")]:
-            x = held.pop(part)
-            held |= {f"{part}.table": x, f"{part}.ids": (np.abs(x[:, :2]) * 3).astype(np.int64) % 5}
-        np.savez(path, **held)
-    for path in (many.folder / "here.toml", many.folder / "many.toml"):
-        text = re.sub(r'source = "mlp"\nhidden = .*', f'source = "{MODEL}"', path.read_text())
-        text = text.replace("standardise = true", 'standardise = ["table"]')
-        path.write_text(text.replace("inputs = [4]", 'inputs = {ids = [2], table = [4]}\ntokens = ["ids"]'))
-    for folder in (many.folder, *(many.folder / name for name in many.names)):
-        (folder / "nets_at_sites.py").write_text(NETS)
-    for path in many.folder.glob("*/silo.toml"):
-        path.write_text(path.read_text().replace("[data]", f'models = ["{MODEL}"]\n[data]', 1))
-    many.here = run_files.load(many.folder / "here.toml")
-    many.run_file = run_files.load(many.folder / "many.toml")
-    many.text = shared_settings.shared_text(many.run_file)
+
+    def rows(held: dict[str, Any], part: str) -> None:
+        x = held.pop(part)
+        held |= {f"{part}.table": x, f"{part}.ids": (np.abs(x[:, :2]) * 3).astype(np.int64) % 5}
+
+    def text(written: str) -> str:
+        written = written.replace("standardise = true", 'standardise = ["table"]')
+        return written.replace("inputs = [4]", 'inputs = {ids = [2], table = [4]}\ntokens = ["ids"]')
+
+    many.change(MODEL, NETS, rows, text)
     return many
-
-
-def let_one_be_edge(many: Machines) -> None:
-    (many.folder / "here.toml").write_text((many.folder / "here.toml").read_text() + '\n[engine]\nedge = ["silo-2"]\n')
-    many.here = run_files.load(many.folder / "here.toml")
-    path = many.folder / "silo-2" / "silo.toml"
-    path.write_text(path.read_text().replace("[data]", "edge = true\n[data]", 1))
 
 
 @pytest.mark.parametrize(("protocol", "edge"), [(FEDSGD, False), (BAFFLE, True)])
@@ -77,7 +60,7 @@ def test_sites_train_what_one_machine_trains(
 ) -> None:
     many = of_two(machines(protocol, rounds=2))
     if edge:
-        let_one_be_edge(many)
+        many.let_be_edge("silo-2")
     one, out = tmp_path / "one", tmp_path / "many"
     many.on_one_machine(one).train(many.rounds, 7)
     many.start()
@@ -104,7 +87,7 @@ def test_a_site_with_other_arrays_is_told_which(machines: Callable[..., Machines
 
 def test_an_edge_site_rounds_no_token_ids(machines: Callable[..., Machines]) -> None:
     many = of_two(machines(BAFFLE))
-    let_one_be_edge(many)
+    many.let_be_edge("silo-2")
     path = many.folder / "silo-2" / "silo.toml"
     path.write_text(path.read_text() + '[limits]\nedge-precision = "float16"\n')
     with pytest.raises(PolicyError, match='"float16" would round the token ids of ids, which lie beside numbers'):

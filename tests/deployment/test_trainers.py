@@ -19,8 +19,6 @@ from blocks import blocks
 from torch import Tensor, nn
 
 from moretta import FedAvg, Federation, FedProx, Silo
-from moretta.config import run_files
-from moretta.deployment import shared_settings
 from moretta.errors import ParameterError, PolicyError, RunFailed
 
 if TYPE_CHECKING:
@@ -129,9 +127,7 @@ def at_sites(many: Machines, loop: str, *agreed: str) -> None:
     for name in agreed:
         path = many.folder / name / "silo.toml"
         path.write_text(path.read_text().replace("[data]", f'models = ["{loop}"]\n[data]', 1))
-    many.here = run_files.load(many.folder / "here.toml")
-    many.run_file = run_files.load(many.folder / "many.toml")
-    many.text = shared_settings.shared_text(many.run_file)
+    many.reread()
 
 
 def train_at_sites(many: Machines, out: Path) -> Any:

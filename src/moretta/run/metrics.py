@@ -28,6 +28,7 @@ from moretta.protocols.common.targets import (
     confusion,
     counts_at_positions,
     encode,
+    estimates_of,
     overlaps,
     predicted,
     probabilities,
@@ -292,7 +293,7 @@ def judged(
         measure, alone = _of_classes(outputs, y, loss, threshold), float(np.bincount(y).max() / len(y))
     else:
         y = y.reshape(outputs.shape)
-        outputs = probabilities(outputs, loss) if loss == "cross-entropy" else outputs  # the targets are probabilities
+        outputs = estimates_of(outputs, loss)
         measure, alone = _of_numbers(outputs, y), float(np.square(y - y.mean(axis=0)).mean())
     figures = {
         name: float(values[0]) for name, values in measure(np.ones((1, len(y)))).items() if not np.isnan(values[0])

@@ -22,7 +22,7 @@ from moretta.data.tables.rows import ABSENT_CATEGORY, expansion_of
 from moretta.data.tables.schema import Number, Schema
 from moretta.engines.files import check_ending, check_replaced, write_atomically
 from moretta.errors import ParameterError
-from moretta.protocols.common.targets import predicted, probabilities
+from moretta.protocols.common.targets import estimates_of, predicted, probabilities
 from moretta.run import trained_model
 from moretta.run.metrics import judged
 from moretta.run.trained_model import ModelChoice, TrainedModel
@@ -240,7 +240,7 @@ def _are_one(there: Path, table: Path) -> bool:
 def _predicted(outputs: Array, model: TrainedModel) -> tuple[list[str], list[list[Any]]]:
     """Return the columns of what is predicted: the class and what each class's probability is, or the numbers."""
     if model.task != "classification":
-        outputs = probabilities(outputs, model.loss) if model.loss == "cross-entropy" else outputs
+        outputs = estimates_of(outputs, model.loss)
         names = [PREDICTION] if outputs.shape[1] == 1 else [f"{PREDICTION}_{k}" for k in range(outputs.shape[1])]
         return names, outputs.T.tolist()
     chances = probabilities(outputs, model.loss)

@@ -38,7 +38,7 @@ from moretta.models.hooks import gives_all, gives_one_tensor
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import inputs_of
 from moretta.protocols.common.modules import outputs_of
-from moretta.protocols.common.targets import predicted, probabilities
+from moretta.protocols.common.targets import estimates_of, predicted, probabilities
 from moretta.run import consent
 from moretta.run.foreign import ForeignGraph
 from moretta.run.metrics import judged
@@ -139,8 +139,7 @@ class TrainedModel(nn.Module):
             return np.asarray(self.at_positions(outputs).argmax(axis=-1))
         if self.task == "classification":
             return np.array(self.classes)[predicted(outputs)] if self.classes else predicted(outputs)
-        if self.loss == "cross-entropy":
-            return probabilities(outputs, self.loss)
+        outputs = estimates_of(outputs, self.loss)
         return outputs[:, 0] if outputs.shape[1] == 1 else outputs
 
     @names_keywords()

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from moretta.audit.evidence.case import PublicRun
 from moretta.audit.evidence.intervals import Floats
 from moretta.contract.messages import Array, Tensors
-from moretta.protocols.common.targets import probabilities
+from moretta.protocols.common.targets import estimates_of
 
 SUM_WEIGHT = 100.0  # how much "the parts sum to 1" counts beside the equations
 RANK = 1e-3  # of singular values that are taken for 0: what a trained model's gradient no longer says
@@ -41,7 +41,7 @@ def counts_from_head(
 
     h, outputs: the model's on background rows; y: their classes.
     """
-    answers = probabilities(outputs, "cross-entropy") if run.loss == "cross-entropy" else outputs
+    answers = np.asarray(estimates_of(outputs, run.loss), np.float64)
     if run.head_bias:
         slope = np.asarray(gradient[run.head_bias], np.float64)
     else:

@@ -280,7 +280,7 @@ def matched(claimed: Array, true: Array) -> Floats:
 def squares(claimed: Array, true: Array, mean: Array) -> Floats:
     """Return the mean squared error of each row, and that of the mean row in its place, [rows, 2].
 
-    found: in the order of the true ones (`matched`).
+    claimed: in the order of the true ones (`matched`).
     """
     rows = np.asarray(true, np.float64)
     misses = (np.asarray(array, np.float64) - rows for array in (claimed, mean))

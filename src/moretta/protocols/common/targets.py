@@ -157,6 +157,11 @@ def probabilities(outputs: NDArray[np.floating], loss: str) -> NDArray[np.float6
     return np.where(total > 0, cut / np.where(total > 0, total, 1.0), 1.0 / cut.shape[1])
 
 
+def estimates_of(outputs: NDArray[np.floating], loss: str) -> NDArray[np.floating]:
+    """Return what outputs say of targets that are numbers or soft labels: under cross-entropy the softmax."""
+    return probabilities(outputs, loss) if loss == "cross-entropy" else outputs
+
+
 def confusion(chosen: NDArray[np.int64], classes: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     """Return a confusion matrix, int64[count, count]: rows of a true class by the class that is predicted."""
     return np.bincount(classes * count + chosen, minlength=count**2).reshape(count, count)

@@ -215,20 +215,20 @@ def record(
     tensors = (*inputs, *model.parameters(), *model.buffers())
     weights = [*model.parameters(), *(buffer for buffer in model.buffers() if buffer.is_floating_point())]
     recorder = _Recorder({id(tensor) for tensor in tensors}, {id(tensor) for tensor in weights}, keep)
-    answers = YesOrNo(turned)
+    asked = YesOrNo(turned)
     idle: set[str] = set()
     hooks = [hook for name, layer in model.named_modules() for hook in _watch(name, layer, recorder, idle)]
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(0)
-            with CastsToDouble(), answers, recorder:
+            with CastsToDouble(), asked, recorder:
                 output = model(*inputs)
     except FAILURES as error:
         raise UnsupportedModel(f"the model does not run on the example inputs: {_blame(error)}") from error
     finally:
         for hook in hooks:
             hook.remove()
-    return Trace(tuple(recorder.calls), output, frozenset(idle), tuple(answers.answers))
+    return Trace(tuple(recorder.calls), output, frozenset(idle), tuple(asked.answers))
 
 
 def _watch(name: str, layer: nn.Module, recorder: _Recorder, idle: set[str]) -> Iterator[Any]:

@@ -192,7 +192,8 @@ def find(model: nn.Module, trace: Trace, inputs: Sequence[Tensor]) -> Head:
             for head in _heads(model, trace, path):
                 if all(_holds(model, head, inputs, training) for training in (False, True)):
                     return head
-        for path in list(layers)[:1]:
+        if layers:
+            path = next(iter(layers))
             weight: Any = model.get_submodule(path).weight
             uses = sum(any(leaf is weight for leaf in tree_leaves((call.args, call.kwargs))) for call in trace.calls)
             if uses > 1:

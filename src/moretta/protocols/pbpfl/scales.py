@@ -91,9 +91,9 @@ class ScalePlan:
         """Trace a copy of the model in float64, solve its scales and check the result numerically.
 
         `example_inputs`: the model's arguments, each with the batch as axis 0.
-        Raises UnsupportedModel, naming the layer or the line and a way out. The model then reads data, differs between
-        training and evaluation, mixes rows outside of batch normalisation, does not end in a linear layer, or feeds
-        that layer with numbers that always add up to 0.
+        Raises UnsupportedModel, naming the layer or the line and a way out, for a model that reads data, differs
+        between training and evaluation, or mixes rows outside of batch normalisation. Others do not end in a linear
+        layer, or feed it with numbers that always add up to 0.
         """
         check_traceable(model)
         with selfcheck.double_precision():

@@ -100,8 +100,9 @@ class Trunk:
             ways = [(h, cotangents), *([] if rest is None or beside is None else [(rest, beside)])]
             ways = [(end, seeds) for end, seeds in ways if end.requires_grad]  # what is below may be frozen
             for number, before in enumerate(total):
-                gradients: Sequence[Tensor] = [torch.zeros_like(parameter) for parameter in parameters]
-                if ways:
+                if not ways:
+                    gradients: Sequence[Tensor] = [torch.zeros_like(parameter) for parameter in parameters]
+                else:
                     ends, seed = zip(*((end, seeds[number][some]) for end, seeds in ways), strict=True)
                     gradients = torch.autograd.grad(
                         ends, parameters, seed, retain_graph=number < last, materialize_grads=True

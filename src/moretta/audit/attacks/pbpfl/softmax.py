@@ -169,7 +169,7 @@ def squares(claimed: Floats, true: Floats) -> Floats:
 def scores(errors: Floats, guess: Floats) -> tuple[float, float, Interval]:
     """Return score, chance and interval of 1 - relative error, median over rounds.
 
-    found, guess: sums of `squares` by round, [rounds, 2].
+    errors, guess: sums of `squares` by round, [rounds, 2].
     """
     return of_units(*(np.sqrt(pairs[:, 0] / pairs[:, 1]) for pairs in (errors, guess)))
 
