@@ -9,7 +9,7 @@ what is there is not measured again.
     pip install torchvision==0.28.0 transformers timm monai einops peft segmentation-models-pytorch
 
     python benchmarks/architectures.py --json benchmarks/records/architectures.jsonl [NAME ...]
-    python benchmarks/architectures.py --page    writes the table of docs/models.md from that record
+    python benchmarks/architectures.py --page    writes the table of docs/models-measured.md from that record
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ TIMES, DRAWS, LAST_BIT = 3, 3, {torch.float32: 2.0**-24, torch.float64: 2.0**-41
 SHARES = ("scaled", "permuted", "plain")
 KINDS = ("fedsgd", "pbpfl", "blocks")
 ROOT = Path(__file__).parents[1]
-RECORD, PAGE = ROOT / "benchmarks" / "records" / "architectures.jsonl", ROOT / "docs" / "models.md"
-BEGIN, END = "<!-- architectures -->", "<!-- architectures end -->"
+RECORD, PAGE = ROOT / "benchmarks" / "records" / "architectures.jsonl", ROOT / "docs" / "models-measured.md"
+BEGIN, END = "<!-- architectures:begin -->", "<!-- architectures:end -->"
 
 
 @dataclass(frozen=True)
@@ -754,7 +754,7 @@ def measured(name: str) -> dict[str, Any]:
 
 
 def table(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the table of a record, as docs/models.md has it."""
+    """Yield the table of a record, as docs/models-measured.md has it."""
     yield "| architecture | fedsgd | pbpfl | scaled | permuted | plain | blocks |"
     yield "|---|---|---|---|---|---|---|"
     for line in lines:
@@ -767,7 +767,7 @@ def table(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def page(text: str, lines: Sequence[Mapping[str, Any]]) -> str:
-    """Return docs/models.md with the table of a record, and the sentences by which architectures are refused."""
+    """Return docs/models-measured.md with the table of a record, and the sentences by which architectures are refused."""
     refused = [
         f"- {line['architecture']}, {kind}: {told:.240}"
         for line in lines

@@ -47,7 +47,7 @@ REPRODUCED = (
     "reproduction-baffle-theory.md",
     "reproduction-baffle-choices.md",
 )
-PAGES = ("reproduction.md", *REPRODUCED, "baffle.md", "cgd.md", "cgd-leaks.md", "models.md")
+PAGES = ("reproduction.md", *REPRODUCED, "baffle.md", "cgd.md", "cgd-leaks.md", "models-measured.md", "pbpfl.md")
 TABLES: dict[str, Table] = pbpfl.TABLES | cgd.TABLES | baffle.TABLES | paired.TABLES | models.TABLES
 PLAN = "plan"
 DIGESTS = "records.sha256"

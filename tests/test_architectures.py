@@ -1,4 +1,4 @@
-"""The table of architectures on docs/models.md is that of its record, and the list builds what it says."""
+"""The table of architectures on docs/models-measured.md is that of its record, and the list builds what it says."""
 
 from __future__ import annotations
 

@@ -16,10 +16,8 @@ import pytest
 import tomli_w
 
 from moretta.config import run_files, silo_file
-from moretta.contract.settings import kebab
 from moretta.deployment import shared_settings as told
 from moretta.engines.settings import Faults
-from moretta.protocols.common.training import Training
 from moretta.secure_aggregation.graph import Plan
 from moretta.secure_aggregation.identity import Identity, public_line
 from moretta.secure_aggregation.settings import SecureAggregation
@@ -205,12 +203,6 @@ def test_the_examples_in_docstrings_are_true(docs: Path) -> None:
         assert not found.failed, name
         tried += found.attempted
     assert tried >= 14
-
-
-def test_the_table_of_training_has_every_shared_key(docs: Path) -> None:
-    table = (docs / "models.md").read_text().partition("## Settings of training\n")[2].partition("\n## ")[0]
-    named = set(re.findall(r"`([a-z-]+)`", "".join(line.split("|")[1] for line in table.splitlines() if "|" in line)))
-    assert named == {kebab(name) for name in Training.model_fields}
 
 
 def test_the_list_of_the_papers_names_files_that_are_there(docs: Path) -> None:

@@ -210,7 +210,7 @@ def test_a_model_too_coarse_for_float32_passes_with_powers_of_two(monkeypatch: p
     assert (
         "with continuous scales this model is as exact as its own float32 rounding (3.0e-03, the plain model's own "
         '2.0e-03). To reach the bar set dtype = "float64" (exact, and hides more), or scales = "powers-of-two" at the '
-        "price of most of what scales hide, see docs/models.md"
+        "price of most of what scales hide, see docs/pbpfl.md"
     ) in plain.out
 
 

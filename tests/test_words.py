@@ -60,7 +60,7 @@ ANY = re.compile(rf"\b(?:{'|'.join(WORDS)})\b", re.IGNORECASE)
 FIRST = re.compile(rf"(?:\A|(?<=[.!?] ))(?:{STARTS})\b", re.IGNORECASE)
 ENTRY = re.compile(r"^(?: {4}[\w, ]+: |(?:Args|Returns|Raises|Source):$)", re.MULTILINE)
 """An argument of a docstring in Google's form, or the title above."""
-MADE = re.compile(r"<!-- (\w+):? ?(?:begin )?[\w-]+ -->.*?<!-- (?:\1:)?end(?: of [\w-]+)? -->", re.DOTALL)
+MADE = re.compile(r"<!-- (\w+)(?:: ?| )(?:begin )?[\w-]+ -->.*?<!-- (?:\1:)?end(?: of [\w-]+)? -->", re.DOTALL)
 
 
 # -- what people read --------------------------------------------------------------------------------------------------

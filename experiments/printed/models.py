@@ -1,4 +1,4 @@
-"""The tables of docs/models.md: what PBPFL makes of models, by benchmarks/models.py."""
+"""The tables of docs/models-measured.md: what PBPFL makes of models, by benchmarks/models.py."""
 
 import json
 from pathlib import Path

@@ -37,8 +37,8 @@ RESNETS: dict[str, dict[str, Any]] = {
 DENSENETS: dict[str, dict[str, Any]] = {
     f"densenet-{depth}-{norm}": {"depth": depth, "norm": norm} for depth in (22, 40) for norm in ("batch", "group")
 }
-# Deep networks with BatchNorm on 8 rows, of which some keys flip a ReLU in float32 (docs/models.md); no other model may
-# come to need powers of two unseen.
+# Deep networks with BatchNorm on 8 rows, of which some keys flip a ReLU in float32 (docs/models-measured.md); no
+# other model may come to need powers of two unseen.
 FALLING_BACK = {
     "resnet-20-A-batch", "resnet-20-B-batch", "resnet-20-concat-batch", "resnet-32-A-batch", "resnet-32-B-batch",
     "resnet-56-A-batch", "resnet-56-B-batch", "densenet-22-batch", "densenet-40-batch",

@@ -14,7 +14,7 @@ from moretta import PBPFL
 from moretta.errors import UnsupportedModel
 from moretta.protocols.pbpfl.exactness import Input, check
 
-# In docs/models.md these need powers of two in float32; no other model may come to need them unseen.
+# In docs/models-measured.md these need powers of two in float32; no other model may come to need them unseen.
 FALLING_BACK = {"densenet121", "googlenet", "mnasnet0_5", "shufflenet_v2_x0_5"}
 
 

@@ -38,7 +38,7 @@ def add_to(app: typer.Typer, needs_torch: Callable[[], AbstractContextManager[No
             typer.Option(
                 help="continuous or powers-of-two; by default the first, and both where float32 is too coarse for "
                 "the model itself. Then float64 with continuous scales is exact, and hides more. Powers of two are "
-                "exact at the price of most of what scales hide, see docs/models.md."
+                "exact at the price of most of what scales hide, see docs/pbpfl.md."
             ),
         ] = None,
     ) -> None:
@@ -90,7 +90,7 @@ def _print_check(findings: Mapping[str, Any]) -> None:
             "  with continuous scales this model is as exact as its own float32 rounding "
             f"({findings['relative_error_float32_continuous']:.1e}, the plain model's own "
             f'{findings["plain_error_float32"]:.1e}). To reach the bar set dtype = "float64" (exact, and hides more), '
-            f'or scales = "{findings["scales"]}" at the price of most of what scales hide, see docs/models.md'
+            f'or scales = "{findings["scales"]}" at the price of most of what scales hide, see docs/pbpfl.md'
         )
     for forced in findings["forced_to_one"]:
         print(f"  unperturbed: {forced['tensor']}: {forced['because']}")

@@ -55,7 +55,7 @@ def largest_rho(model: nn.Module, plan: ScalePlan, loss: str, sizes: Sizes, erro
     it is amplified by the ratio of noisy to true error: rho^2 |y| / |e| under the squared error, rho under
     cross-entropy. Below the head the corrections' cotangents are alike in all its H inputs. The factor there is their
     norm over that of e W: |r|^2 alpha sqrt(H) / |e W|, or |r| sqrt(H) / |W|, for each of the L layers that they pass.
-    The constants are from the models in `docs/models.md`.
+    The constants are from the models in `docs/models-measured.md`.
     """
     head, weight = plan.head, model.get_parameter(plan.head.weight)
     layers = sum(parameter.dim() > 1 for parameter in model.parameters()) - 1 or 1
