@@ -767,7 +767,7 @@ def table(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def page(text: str, lines: Sequence[Mapping[str, Any]]) -> str:
-    """Return docs/models-measured.md with the table of a record, and the sentences by which architectures are refused."""
+    """Return the page with the table of a record, and the sentences by which architectures are refused."""
     refused = [
         f"- {line['architecture']}, {kind}: {told:.240}"
         for line in lines
