@@ -94,7 +94,7 @@ def test_masks_that_do_not_fit_are_refused(
 def test_a_file_that_is_no_mask_is_refused(tmp_path: Path) -> None:
     folder(tmp_path)
     (tmp_path / "m0.png").write_bytes(b"\xff\xd8\xff no mask")
-    with pytest.raises(ParameterError, match="row 1: the mask is no PNG, TIFF or NIfTI file"):
+    with pytest.raises(ParameterError, match="row 1: the mask is no PNG, TIFF, NIfTI or DICOM file"):
         masks(tmp_path, table())
 
 
@@ -126,3 +126,17 @@ def test_a_run_and_a_site_read_masks(tmp_path: Path) -> None:
     assert expected.outputs == 2  # for the model that a site builds
     rows = read(Source("image-folder", path=Path("."), labels=Path("labels.csv"), base=tmp_path), expected, "site")
     assert rows.y.shape == (5, 16, 2)
+
+
+def test_a_mask_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder(tmp_path)
+    read_bytes = Path.read_bytes
+
+    def refusing(path: Path) -> bytes:
+        if path.name == "m0.png":
+            raise PermissionError(13, "Permission denied")
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refusing)
+    with pytest.raises(ParameterError, match="row 1: the mask: the file cannot be read"):
+        masks(tmp_path, table())

@@ -6,8 +6,8 @@
 A file becomes float32[channels, size, size] in [0, 1]. Files that the table does not name are not read. Sentences about
 an image give its row in the table, not counting the header, as its name may say whom it shows.
 
-A mask is a file too, of the size of its image: PNG, TIFF or a plane of a NIfTI volume. Its pixels are the numbers in
-the file, of a palette the places in it.
+A mask is a file too, of the size of its image: PNG, TIFF, a plane of a NIfTI volume or a DICOM segmentation
+(`moretta.data.images.masks`).
 
 Every file is read and decoded once, before anything is trained, and its SHA-256 kept. Images that come to more than
 `IN_MEMORY` bytes are then decoded again whenever a batch has them (`moretta.contract.lazy_rows`), from files that must
@@ -17,24 +17,23 @@ not have changed.
 import hashlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.lazy_rows import LazyRows, as_array
-from moretta.contract.memory import within_memory
 from moretta.contract.messages import Array
 from moretta.contract.wording import did_you_mean
-from moretta.data.images.pixels import ImageForm, Pixels, formed, opened, read_image
-from moretta.data.images.scans import is_nifti, read_nifti
+from moretta.data.images.masks import Segmentation, classes_of, identity_of, read_mask
+from moretta.data.images.pixels import ImageForm, Pixels, formed, read_image
+from moretta.data.images.scans import is_dicom
 from moretta.data.tables.files import Column, Format, read_columns
 from moretta.data.tables.mapping import ColumnMapping
 from moretta.data.tables.rows import TableRows, encode, words_of
-from moretta.data.tables.schema import Schema, Target
+from moretta.data.tables.schema import Schema
 from moretta.errors import ParameterError, UnreadableRow
 
 FOLDER = "image-folder"  # the source's name
@@ -78,12 +77,7 @@ def read_labelled(
     if target is None or target.mask_values is None or not labelled:
         return replace(rows, x=x)
     masks, places = _paths(columns[schema.name_of("target") or ""], where)
-    files = [path.read_bytes() for path in _files(folder, masks, [f"{place}: the mask" for place in places])]
-    pixels = [
-        read_mask(content, f"{place}: the mask", form, size)
-        for content, place, size in zip(files, places, images.sizes, strict=True)
-    ]
-    return replace(rows, x=x, y=classes_of(np.stack(pixels), target, places))
+    return replace(rows, x=x, y=classes_of(np.stack(images.masks(folder, masks)), target, places))
 
 
 def read_unlabelled(
@@ -124,6 +118,7 @@ class _Images:
     """
 
     def __init__(self, files: Sequence[Path], places: Sequence[str], form: ImageForm) -> None:
+        _check_different(files, places)
         self._files, self._places, self._form = files, places, form
         self.sizes = list[tuple[int, ...]]()
         self._digests = list[bytes]()
@@ -145,13 +140,35 @@ class _Images:
                 rows[number] = sample
         return as_array(LazyRows(self.again, shape, np.arange(count))) if rows is None else rows
 
+    def masks(self, folder: Path, names: Sequence[str]) -> list[NDArray[np.int64]]:
+        """Return the pixels of each image's mask, int64[height, width], once the images are read.
+
+        Args:
+            folder: Where the masks are.
+            names: The path of each below it; DICOM images may name one segmentation together.
+
+        Raises:
+            ParameterError: for masks that cannot be read or do not fit their images.
+        """
+        places = [f"{place}: the mask" for place in self._places]
+        sharing, made = dict[Path, list[int]](), dict[int, NDArray[np.int64]]()
+        for number, file in enumerate(_files(folder, names, places)):
+            sharing.setdefault(file, []).append(number)
+        for file, numbers in sharing.items():
+            content, where = _content(file, places[numbers[0]]), places[numbers[0]]
+            segments = Segmentation(content, where) if is_dicom(content) else None
+            images = [
+                None if segments is None else identity_of(self.content(number), self._places[number])
+                for number in numbers
+            ]
+            instances = [None if image is None else str(image.get("SOPInstanceUID", "")) for image in images]
+            _check_different(instances, [places[number] for number in numbers])
+            for number, image in zip(numbers, images, strict=True):
+                made[number] = read_mask(segments or content, places[number], self._form, self.sizes[number], image)
+        return [made[number] for number in range(len(places))]
+
     def content(self, number: int) -> bytes:
-        try:
-            return self._files[number].read_bytes()
-        except OSError as error:
-            raise ParameterError(
-                f"{self._places[number]}: the file cannot be read ({error.strerror}); allow to read it, or remove it"
-            ) from None
+        return _content(self._files[number], self._places[number])
 
     def first(self, number: int) -> Pixels:
         """Return a sample, read for the first time; call it once for each number in turn."""
@@ -195,6 +212,15 @@ class _Images:
             )
 
 
+def _content(file: Path, where: str) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ParameterError(
+            f"{where}: the file cannot be read ({error.strerror}); allow to read it, or remove it"
+        ) from None
+
+
 def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise ParameterError(
@@ -203,9 +229,9 @@ def _check_folder(folder: Path) -> None:
 
 
 def _files(folder: Path, names: Sequence[str], places: Sequence[str]) -> list[Path]:
-    """Return the files that names below a folder stand for, each another one."""
+    """Return the files that names below a folder stand for."""
     _check_folder(folder)
-    root, seen = os.path.realpath(folder), dict[str, str]()
+    root, files = os.path.realpath(folder), list[Path]()
     for name, where in zip(names, places, strict=True):
         if not name:
             raise ParameterError(f"{where} names no file; give the path of one below the folder, or remove the row")
@@ -219,82 +245,13 @@ def _files(folder: Path, names: Sequence[str], places: Sequence[str]) -> list[Pa
             raise ParameterError(
                 f"{where}: there is no such file in the folder of images; put it there, or remove the row"
             )
-        if path in seen:
-            raise ParameterError(f"{where} names the same file as {seen[path]}; keep one of them")
-        seen[path] = where
-    return [Path(path) for path in seen]
+        files.append(Path(path))
+    return files
 
 
-MASKS = ("PNG", "TIFF")  # of which no number is changed to save it
-UNREAD_MASK = "PNG, TIFF or NIfTI file that can be read; save the mask as one of these"
-MASK_PIXEL = 16  # bytes while it is read
-MOST_IN_MASK = 65535  # of a number in a NIfTI volume
-
-
-def read_mask(content: bytes, where: str, form: ImageForm, size: tuple[int, ...]) -> NDArray[np.int64]:
-    """Return a mask's pixels in the form of its image, int64[height, width].
-
-    Args:
-        content: The file.
-        where: Begins each error's sentence.
-        form: What images become; a mask's nearest pixels are taken.
-        size: The height and width of the image in its file.
-
-    Raises:
-        ParameterError: for another kind of file, another size, and a form that changes the spacing.
-        MissingExtra: without Pillow, or for NIfTI nibabel.
-    """
-    if form.spacing is not None:
-        raise ParameterError(f"{where}: spacing is not available for masks; resample both, and remove spacing")
-    with within_memory(where):
-        pixels = _of_nifti(content, where, form.plane) if is_nifti(content) else _by_pillow(content, where)
-    if pixels.shape != size:
-        sizes = [" x ".join(map(str, shape[::-1])) for shape in (pixels.shape, size)]
-        raise ParameterError(f"{where} has {sizes[0]} pixels, and its image {sizes[1]}; expected the same")
-    if form.size is None:
-        return pixels
-    down, across = ((np.arange(form.size) + 0.5) * length // form.size for length in pixels.shape)
-    return pixels[np.ix_(down.astype(np.int64), across.astype(np.int64))]
-
-
-def classes_of(pixels: NDArray[np.int64], target: Target, places: Sequence[str]) -> NDArray[np.int64]:
-    """Return the class of each pixel, -1 where it does not count.
-
-    Args:
-        pixels: int64[masks, height, width].
-        target: What pixels of each class hold.
-        places: What sentences call each mask's row.
-
-    Raises:
-        ParameterError: for a pixel that holds another number.
-    """
-    classes = np.full(pixels.shape, -2)
-    for number, value in enumerate(target.mask_values or ()):
-        classes[pixels == value] = number
-    if target.mask_ignored is not None:
-        classes[pixels == target.mask_ignored] = -1
-    if (classes == -2).any():
-        first = tuple(np.argwhere(classes == -2)[0])
-        raise ParameterError(
-            f"{places[first[0]]}: the mask has pixels of {pixels[first]}; expected those of mask-values "
-            f"({', '.join(map(str, target.mask_values or ()))}), or mask-ignored for pixels that do not count"
-        )
-    return classes
-
-
-def _by_pillow(content: bytes, where: str) -> NDArray[np.int64]:
-    with opened(content, where, MASKS, MASK_PIXEL, UNREAD_MASK) as image:
-        if image.mode.split(";1")[0] not in ("1", "L", "P", "I"):
-            raise ParameterError(f"{where} has colours; save it grey or with a palette, a number a pixel")
-        pixels: NDArray[np.int64] = np.asarray(image).astype(np.int64)
-        return pixels
-
-
-def _of_nifti(content: bytes, where: str, plane: str | None) -> NDArray[np.int64]:
-    window: tuple[float, float] = (0.0, 2.0 * MOST_IN_MASK)  # wide enough that each whole number comes back
-    shown: Any = read_nifti(content, where, window, plane)[0][0].astype(np.float64)
-    values = (shown - 0.5) * (2.0 * MOST_IN_MASK)
-    whole: NDArray[np.int64] = np.rint(values).astype(np.int64)
-    if (np.abs(values - whole) > 0.05).any():
-        raise ParameterError(f"{where} has fractions; expected a whole number a pixel")
-    return whole
+def _check_different(files: Iterable[Hashable], places: Sequence[str]) -> None:
+    """Raise ParameterError where a row names a file again."""
+    seen = dict[Hashable, str]()
+    for file, where in zip(files, places, strict=True):
+        if (first := seen.setdefault(file, where)) != where:
+            raise ParameterError(f"{where} names the same file as {first}; keep one of them")

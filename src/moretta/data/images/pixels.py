@@ -6,7 +6,6 @@ marked as turned is refused, as Pillow would turn it.
 
 import io
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.memory import check_memory, within_memory
-from moretta.data.images.scans import MOST_PIXELS, GreyWindow, is_dicom, is_nifti, read_dicom, read_nifti
+from moretta.data.images.scans import MOST_PIXELS, GreyWindow, is_dicom, is_nifti, read_dicom, read_nifti, refused
 from moretta.errors import MissingExtra, ParameterError
 
 Pixels = NDArray[np.float32]  # [channels, height, width]
@@ -149,20 +148,13 @@ def opened(content: bytes, where: str, formats: Sequence[str], in_memory: int, u
         ParameterError: for several pages, too many pixels, and whatever Pillow raises within.
     """
     library = pillow()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a warning would quote the file
-        try:
-            with library.open(io.BytesIO(content), formats=formats) as image:
-                if image.format in formats and getattr(image, "n_frames", 1) > 1:
-                    raise ParameterError(f"{where} has several pages; save each that is to be a sample as a file")
-                if math.prod(image.size) > MOST_PIXELS:
-                    raise ParameterError(f"{where} has more than {MOST_PIXELS:,} pixels; save it smaller")
-                check_memory(in_memory * math.prod(image.size), f"{where} takes")
-                yield image
-        except (ParameterError, MemoryError):
-            raise
-        except Exception:  # noqa: BLE001  # a broken file raises anything
-            raise ParameterError(f"{where} is no {unread}") from None
+    with refused(where, f"is no {unread}"), library.open(io.BytesIO(content), formats=formats) as image:
+        if image.format in formats and getattr(image, "n_frames", 1) > 1:
+            raise ParameterError(f"{where} has several pages; save each that is to be a sample as a file")
+        if math.prod(image.size) > MOST_PIXELS:
+            raise ParameterError(f"{where} has more than {MOST_PIXELS:,} pixels; save it smaller")
+        check_memory(in_memory * math.prod(image.size), f"{where} takes")
+        yield image
 
 
 def _by_pillow(content: bytes, where: str) -> Pixels:

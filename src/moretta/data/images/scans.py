@@ -21,7 +21,7 @@ import struct
 import warnings
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,32 +85,52 @@ def read_dicom(
     where: begins each error's sentence. Raises ParameterError for a file without pixels, with several frames, with a
     palette or a modality table, or compressed in a way that cannot be decoded here; MissingExtra without pydicom.
     """
+    pydicom = pydicom_reader()
+    check_inflated(content, where)
+    with refused(where, "is no DICOM file that can be read; export it again or remove it"):
+        dataset = pydicom.dcmread(io.BytesIO(content), specific_tags=list(TAGS))
+    with refused(where, "does not describe its pixels as it should; export it again or remove it"):
+        _refuse(dataset, where)
+        wrong = undecoded(dataset)
+    with refused(where, wrong):
+        stored = pydicom.pixels.pixel_array(dataset)
+    with refused(where, "does not describe its values as it should; export it again or remove it"):
+        distances = dataset.get("PixelSpacing")
+        spacing = (float(distances[0]), float(distances[1])) if distances and len(distances) == 2 else None
+        return _pixels(dataset, stored, window, where), spacing
+
+
+def pydicom_reader() -> Any:
+    """Return pydicom. Raises MissingExtra where it is not installed."""
     try:
-        import pydicom
-        from pydicom.pixels.utils import pixel_array
+        import pydicom.pixels
     except ImportError as error:
         raise MissingExtra('DICOM images need pydicom; run: pip install "moretta[images]"') from error
-    _check_inflated(content, where)
+    return pydicom
+
+
+@contextmanager
+def refused(where: str, wrong: str) -> Iterator[None]:
+    """Turn what a library raises within into one sentence, and drop its warnings: its own words may quote the file.
+
+    Args:
+        where: Begins the sentence.
+        wrong: Ends it.
+
+    Raises:
+        ParameterError: where the library raises; one that is raised within, and a MemoryError, stay as they are.
+    """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a warning would quote the file
-        wrong = "is no DICOM file that can be read; export it again or remove it"
+        warnings.simplefilter("ignore")
         try:
-            dataset = pydicom.dcmread(io.BytesIO(content), specific_tags=list(TAGS))
-            wrong = "does not describe its pixels as it should; export it again or remove it"
-            _refuse(dataset, where)
-            wrong = _undecoded(dataset)
-            stored = pixel_array(dataset)
-            wrong = "does not describe its values as it should; export it again or remove it"
-            distances = dataset.get("PixelSpacing")
-            spacing = (float(distances[0]), float(distances[1])) if distances and len(distances) == 2 else None
-            return _pixels(dataset, stored, window, where), spacing
+            yield
         except (ParameterError, MemoryError):
             raise
-        except Exception:  # noqa: BLE001  # pydicom's own words may quote the file
+        except Exception:  # noqa: BLE001  # a broken file raises anything
             raise ParameterError(f"{where} {wrong}") from None
 
 
-def _check_inflated(content: bytes, where: str) -> None:
+def check_inflated(content: bytes, where: str) -> None:
     """Raise ParameterError for a deflated file that takes more memory than is free, which pydicom inflates at once."""
     (length,) = struct.unpack_from("<I", content.ljust(144, b"\0"), 140)  # of the header, behind (0002,0000) UL
     body = 144 + length
@@ -148,7 +168,7 @@ def _refuse(dataset: Any, where: str) -> None:
     check_memory(IN_MEMORY * samples * int(dataset.Rows) * int(dataset.Columns), f"{where} takes")
 
 
-def _undecoded(dataset: Any) -> str:
+def undecoded(dataset: Any) -> str:
     """Return what is said where the pixels cannot be decoded."""
     syntax = dataset.file_meta.TransferSyntaxUID
     if not syntax.is_compressed:
@@ -223,16 +243,12 @@ def read_nifti(
         import nibabel
     except ImportError as error:
         raise MissingExtra('NIfTI volumes need nibabel; run: pip install "moretta[images]"') from error
-    try:
+    with refused(where, "is no NIfTI volume that can be read; export it again or remove it"):
         data = b"".join(inflated(content, _GZIPPED, where)) if content[:2] == _GZIP else content
         image = (nibabel.Nifti2Image if data[4:8] == _SECOND else nibabel.Nifti1Image).from_bytes(data)
         _refuse_volume(image, where)
         orientation: Any = nibabel.io_orientation  # which has no types
         return _plane(image, orientation(image.affine), where, window, plane)
-    except (ParameterError, MemoryError):
-        raise
-    except Exception:  # noqa: BLE001  # nibabel's own words may quote the file
-        raise ParameterError(f"{where} is no NIfTI volume that can be read; export it again or remove it") from None
 
 
 def _refuse_volume(image: Any, where: str) -> None:

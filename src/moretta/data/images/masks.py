@@ -1,0 +1,256 @@
+"""A mask's file as a whole number a pixel: PNG and TIFF by Pillow, a plane of a NIfTI volume, DICOM segmentations.
+
+**DICOM segmentations** (PS3.3 C.8.20). A pixel is the number of its segment, 0 outside of all.
+
+    BINARY     a frame is one segment in one image: 1 within
+    LABELMAP   a frame is one image: the numbers of its segments
+
+A frame belongs to the image to which it refers (its SOP instance), and must lie where that lies. A file that refers to
+no image has the frames of one. A segment without a frame is empty there. Only `TAGS` are parsed, and of the image
+`PLACE`. A pixel of two segments is refused, and so are fractions: where a segment ends is not for a reader to decide.
+"""
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.contract.memory import check_memory, within_memory
+from moretta.data.images.pixels import ImageForm, opened
+from moretta.data.images.scans import (
+    MOST_PIXELS,
+    check_inflated,
+    is_dicom,
+    is_nifti,
+    pydicom_reader,
+    read_nifti,
+    refused,
+    undecoded,
+)
+from moretta.data.tables.schema import Target
+from moretta.errors import ParameterError
+
+TAGS = (
+    "SOPClassUID", "SegmentationType", "SegmentSequence", "ReferencedSeriesSequence",
+    "SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence",
+    "SamplesPerPixel", "PhotometricInterpretation", "NumberOfFrames", "Rows", "Columns",
+    "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "PixelData",
+)  # fmt: skip
+CLASSES = ("1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.66.7")  # segmentation, label map segmentation
+BITS = {"BINARY": (1,), "LABELMAP": (8, 16)}  # allocated for a pixel
+PLACE = {
+    "PlanePositionSequence": "ImagePositionPatient",
+    "PlaneOrientationSequence": "ImageOrientationPatient",
+    "PixelMeasuresSequence": "PixelSpacing",
+}
+SAME_PLACE = 0.01  # mm, and of an axis its part
+MOST_FRAMES = 1 << 14
+MASKS = ("PNG", "TIFF")  # of which no number is changed to save it
+UNREAD_MASK = "PNG, TIFF, NIfTI or DICOM file that can be read; save the mask as one of these"
+MASK_PIXEL = 24  # bytes while it is read
+MOST_IN_MASK = 65535  # of a number in a NIfTI volume
+
+
+def read_mask(
+    content: "bytes | Segmentation", where: str, form: ImageForm, size: tuple[int, ...], image: Any | None = None
+) -> NDArray[np.int64]:
+    """Return a mask's pixels in the form of its image, int64[height, width].
+
+    Args:
+        content: The file; of segments as they were read.
+        where: Begins each error's sentence.
+        form: What images become; a mask's nearest pixels are taken.
+        size: The height and width of the image in its file.
+        image: Of segments the image's `identity_of`.
+
+    Raises:
+        ParameterError: for another kind of file, another size, and a form that changes the spacing.
+        MissingExtra: without Pillow, or for NIfTI nibabel.
+    """
+    if form.spacing is not None:
+        raise ParameterError(f"{where}: spacing is not available for masks; resample both, and remove spacing")
+    with within_memory(where):
+        if isinstance(content, Segmentation):
+            pixels = content.pixels(image, where)
+        else:
+            pixels = _of_nifti(content, where, form.plane) if is_nifti(content) else _by_pillow(content, where)
+    if pixels.shape != size:
+        sizes = [" x ".join(map(str, shape[::-1])) for shape in (pixels.shape, size)]
+        raise ParameterError(f"{where} has {sizes[0]} pixels, and its image {sizes[1]}; expected the same")
+    if form.size is None:
+        return pixels
+    down, across = ((np.arange(form.size) + 0.5) * length // form.size for length in pixels.shape)
+    return pixels[np.ix_(down.astype(np.int64), across.astype(np.int64))]
+
+
+def classes_of(pixels: NDArray[np.int64], target: Target, places: Sequence[str]) -> NDArray[np.int64]:
+    """Return the class of each pixel, -1 where it does not count.
+
+    Args:
+        pixels: int64[masks, height, width].
+        target: What pixels of each class hold.
+        places: What sentences call each mask's row.
+
+    Raises:
+        ParameterError: for a pixel that holds another number.
+    """
+    classes = np.full(pixels.shape, -2)
+    for number, value in enumerate(target.mask_values or ()):
+        classes[pixels == value] = number
+    if target.mask_ignored is not None:
+        classes[pixels == target.mask_ignored] = -1
+    if (classes == -2).any():
+        first = tuple(np.argwhere(classes == -2)[0])
+        raise ParameterError(
+            f"{places[first[0]]}: the mask has pixels of {pixels[first]}; expected those of mask-values "
+            f"({', '.join(map(str, target.mask_values or ()))}), or mask-ignored for pixels that do not count"
+        )
+    return classes
+
+
+def _by_pillow(content: bytes, where: str) -> NDArray[np.int64]:
+    with opened(content, where, MASKS, MASK_PIXEL, UNREAD_MASK) as image:
+        if image.mode.split(";1")[0] not in ("1", "L", "P", "I"):
+            raise ParameterError(f"{where} has colours; save it grey or with a palette, a number a pixel")
+        pixels: NDArray[np.int64] = np.asarray(image).astype(np.int64)
+        return pixels
+
+
+def _of_nifti(content: bytes, where: str, plane: str | None) -> NDArray[np.int64]:
+    window: tuple[float, float] = (0.0, 2.0 * MOST_IN_MASK)  # wide enough that each whole number comes back
+    shown: Any = read_nifti(content, where, window, plane)[0][0].astype(np.float64)
+    values = (shown - 0.5) * (2.0 * MOST_IN_MASK)
+    whole: NDArray[np.int64] = np.rint(values).astype(np.int64)
+    if (np.abs(values - whole) > 0.05).any():
+        raise ParameterError(f"{where} has fractions; expected a whole number a pixel")
+    return whole
+
+
+def identity_of(content: bytes, where: str) -> Any | None:
+    """Return an image's SOP instance and place in the patient, as pydicom has them; None where the file is not DICOM.
+
+    Args:
+        content: The image's file, which was read before.
+        where: Begins each error's sentence.
+    """
+    if not is_dicom(content):
+        return None
+    with refused(where, "is no DICOM file that can be read; export it again or remove it"):
+        tags = ["SOPInstanceUID", *PLACE.values()]
+        return pydicom_reader().dcmread(io.BytesIO(content), specific_tags=tags, stop_before_pixels=True)
+
+
+class Segmentation:
+    """A DICOM file of segments.
+
+    Args:
+        content: The file.
+        where: Begins each error's sentence.
+
+    Raises:
+        ParameterError: for a file that is no segmentation, has fractions, no segments, or frames that fit none of them.
+        MissingExtra: without pydicom.
+    """
+
+    def __init__(self, content: bytes, where: str) -> None:
+        pydicom = pydicom_reader()
+        check_inflated(content, where)
+        with within_memory(where), refused(where, "is no DICOM file that can be read; export it again or remove it"):
+            self._file: Any = pydicom.dcmread(io.BytesIO(content), specific_tags=list(TAGS))
+        with refused(where, "does not describe its frames as a DICOM segmentation should; export it again"):
+            if wrong := _fault(self._file):
+                raise ParameterError(f"{where} {wrong}")
+            shared, binary = self._file.get("SharedFunctionalGroupsSequence") or (), self._file.BitsAllocated == 1
+            self._frames = [(own, *shared) for own in self._file.PerFrameFunctionalGroupsSequence]
+            self._segments = [_segment(frame) if binary else None for frame in self._frames]
+            declared = {None, *(int(segment.SegmentNumber) for segment in self._file.SegmentSequence)} - {0}
+            if not declared.issuperset(self._segments):
+                raise ParameterError(f"{where} has frames of segments that it does not declare; export it again")
+            self._images = [_images(frame) for frame in self._frames]
+            self._known = set[str]().union(*self._images) | {
+                str(image.ReferencedSOPInstanceUID)
+                for series in self._file.get("ReferencedSeriesSequence") or ()
+                for image in series.ReferencedInstanceSequence
+            }
+            if self._known and not all(self._images):
+                raise ParameterError(f"{where} has frames that refer to none of its images; export it again")
+
+    def pixels(self, image: Any | None, where: str) -> NDArray[np.int64]:
+        """Return the number of each pixel's segment in an image, int64[height, width].
+
+        Args:
+            image: The image's `identity_of`.
+            where: Begins each error's sentence.
+
+        Raises:
+            ParameterError: for a file of other images, a frame that lies elsewhere, segments that overlap, and pixels
+                that cannot be decoded.
+        """
+        pydicom, file = pydicom_reader(), self._file
+        instance = None if image is None else str(image.get("SOPInstanceUID", ""))
+        if image is not None and self._known and instance not in self._known:
+            raise ParameterError(f"{where} refers to other images; expected the SOP instance of its row's image")
+        chosen = [n for n, images in enumerate(self._images) if image is None or not images or instance in images]
+        segments = [self._segments[n] for n in chosen]
+        if len(set(segments)) < len(segments) or (image is None and len(set(map(frozenset, self._images))) > 1):
+            raise ParameterError(
+                f"{where} has several frames that may be its image's; expected frames that refer to DICOM images, one "
+                "of each segment to an image"
+            )
+        check_memory(MASK_PIXEL * int(file.Rows) * int(file.Columns), f"{where} takes")
+        made = np.zeros((int(file.Rows), int(file.Columns)), np.int64)
+        for number, segment in zip(chosen, segments, strict=True):
+            with refused(where, "does not describe where its frames lie as it should; export it again"):
+                _check_place(self._frames[number], image, where)
+                wrong = undecoded(file)
+            with refused(where, wrong):
+                frame = pydicom.pixels.pixel_array(file, index=number, raw=True)
+            within = frame != 0
+            if made[within].any():
+                raise ParameterError(f"{where} has pixels of two segments; export it without overlaps")
+            made[within] = frame[within] if segment is None else segment
+        return made
+
+
+def _fault(file: Any) -> str:
+    """Return what is wrong with a file whose frames are not looked at yet."""
+    kind, count = str(file.get("SegmentationType", "")), int(file.get("NumberOfFrames") or 1)
+    if file.get("SOPClassUID") not in CLASSES:
+        return "is no DICOM segmentation; save the mask as one, or as PNG, TIFF or NIfTI"
+    if kind == "FRACTIONAL":
+        return "has fractions of segments; export it as binary segments"
+    if kind not in BITS or int(file.BitsAllocated) not in BITS[kind] or file.get("SamplesPerPixel", 1) != 1:
+        return f"has the segmentation type {kind[:20] or 'none'}; expected BINARY (1 bit) or LABELMAP (8 or 16)"
+    if not file.get("SegmentSequence"):
+        return "has no segments; export it again with them"
+    if int(file.Rows) * int(file.Columns) > MOST_PIXELS or count > MOST_FRAMES:
+        return f"has more than {MOST_PIXELS:,} pixels or {MOST_FRAMES:,} frames; export it smaller"
+    if len(file.get("PerFrameFunctionalGroupsSequence") or ()) != count:
+        return "does not describe each of its frames; export it again"
+    return ""
+
+
+def _item(groups: tuple[Any, ...], name: str) -> Any:
+    """Return the item of a functional group, {} where there is no such group."""
+    return next((group.get(name)[0] for group in groups if group.get(name)), {})
+
+
+def _segment(groups: tuple[Any, ...]) -> int:
+    return int(_item(groups, "SegmentIdentificationSequence").ReferencedSegmentNumber)
+
+
+def _images(groups: tuple[Any, ...]) -> set[str]:
+    """Return the SOP instances to which a frame refers."""
+    derived = [step for group in groups for step in group.get("DerivationImageSequence") or ()]
+    sources = [source for step in derived for source in step.get("SourceImageSequence") or ()]
+    return {str(source.ReferencedSOPInstanceUID) for source in sources}
+
+
+def _check_place(groups: tuple[Any, ...], image: Any, where: str) -> None:
+    """Raise ParameterError where a frame and its image say that they lie at different places, or differ in spacing."""
+    for sequence, name in PLACE.items() if image is not None else ():
+        frame, expected = _item(groups, sequence).get(name), image.get(name)
+        if frame and expected and not np.allclose(list(frame), list(expected), rtol=0, atol=SAME_PLACE):
+            raise ParameterError(f"{where} lies elsewhere than its image ({name}); export it on the image's pixels")
