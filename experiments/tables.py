@@ -47,7 +47,8 @@ REPRODUCED = (
     "reproduction-baffle-theory.md",
     "reproduction-baffle-choices.md",
 )
-PAGES = ("reproduction.md", *REPRODUCED, "baffle.md", "cgd.md", "cgd-leaks.md", "models-measured.md", "pbpfl.md")
+PROTOCOLS = ("pbpfl.md", "cgd.md", "cgd-settings.md", "baffle.md", "baffle-settings.md", "threats-baffle.md")
+PAGES = ("reproduction.md", *REPRODUCED, *PROTOCOLS, "cgd-leaks.md", "models-measured.md")
 TABLES: dict[str, Table] = pbpfl.TABLES | cgd.TABLES | baffle.TABLES | paired.TABLES | models.TABLES
 PLAN = "plan"
 DIGESTS = "records.sha256"

@@ -1,7 +1,7 @@
 """What CGD does not hide, measured: python experiments/cgd/leaks.py [--data DIR] [--only NAME] [--out FILE].
 
 Each measurement is an attack by honest but curious participants, with what they themselves held and were sent
-(`Participant`) and what is public; the victims' own records are read only to score it. docs/cgd.md has the figures.
+(`Participant`) and what is public; the victims' own records are read only to score it. docs/cgd-leaks.md has figures.
 
 Secrets follow from a fixed seed (`insecure`), so that the figures come out the same each time; no attack uses that.
 """

@@ -112,7 +112,7 @@ def test_a_folder_without_mnist_is_one_sentence(
 
 
 def test_the_run_files_on_the_page_load(tmp_path: Path) -> None:
-    page = (SCRIPT.parents[2] / "docs" / "cgd.md").read_text()
+    page = (SCRIPT.parents[2] / "docs" / "cgd-settings.md").read_text()
     blocks = [
         block for block in re.findall(r"(?:^    .*\n|^\n(?=    ))+", page, flags=re.MULTILINE) if "[run]" in block
     ]

@@ -23,7 +23,7 @@ SURE_LOT, SURE_NOISE = 12, 10
 # A process that has imported what it needs has 64 MiB resident at its peak (x86-64 Linux, Python 3.11). A limit well
 # below that has room for no model, on any machine or version.
 FLOOR_MIB = 48.0
-# At these the loss differences of the edge client correlate with exact ones to 0.95 or more (docs/baffle.md).
+# At these the loss differences of the edge client correlate with exact ones to 0.95 or more (docs/baffle-edge.md).
 LEAST_SIGMA = {"float32": 0.0, "float16": 1e-4, "int8-activations": 1e-3}
 
 

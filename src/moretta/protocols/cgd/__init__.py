@@ -30,7 +30,7 @@ Every member of a group learns its layers' D. D alone predicts as well as confin
 and with D of all columns the row's raw features. P_ij learns Delta_i, whose rows cluster by label. Of two participants
 that share a layer, or a row, each learns the other's part. One leaked w_l(k) gives all of that participant's iterates.
 Where scores on rows held back are asked for, the participants read the sum of all, or A does without blind.
-``docs/cgd.md`` has figures.
+``docs/cgd-leaks.md`` has figures.
 
 **An A that follows no protocol** and colludes with one participant gets no key of a group that this one is not in
 (`group_keys`), and no two z of one take, whose difference would be raw features (`client.Takes`). That needs a roster,
