@@ -65,7 +65,7 @@ SILO_FILE: Mapping[str, type[BaseModel]] = {
 # Keys that a file has beside those of its classes.
 BESIDE = {
     "run": {"base": "the folder from which relative paths and modules resolve; left out, that of the run file"},
-    "data": {"schema": "a file that says what a table's columns mean ([data](data.md#schematoml))"},
+    "data": {"schema": "a file that says what a table's columns mean ([schema.toml](schema.md))"},
 }
 
 

@@ -46,6 +46,7 @@ LONG = (
     "docs/dossier.md",
     "docs/images.md",
     "docs/index.md",
+    "docs/own-code.md",
     "docs/privacy.md",
     "docs/differential-privacy.md",
     "docs/python.md",

@@ -31,6 +31,8 @@ KEPT = ROOT / "tests" / "words.txt"
 HOUSE = ROOT / "src" / "moretta"
 LONGEST = 40
 """Words of a sentence; STYLE asks for 25, and the rest is for lists within a sentence."""
+LONGEST_PAGE = 2400
+"""Words of prose that are read in 10 minutes."""
 
 WORDS = {
     r"(?:is|are|was|were) none": 'the noun: "X is not a directory", "X is empty"',
@@ -165,6 +167,15 @@ def test_no_place_has_more_than_is_written_down_nor_less() -> None:
     assert not more, "plainer words, please; each place has more than tests/words.txt allows:\n" + "\n".join(more)
     less = [place for place in {*old, *new} if +new.get(place, Counter()) != +old.get(place, Counter())]
     assert not less, f"{sorted(less)} have less than tests/words.txt says: run python tests/test_words.py"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: str(path.stem))
+def test_a_page_is_read_in_ten_minutes_and_begins_with_its_readers(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    prose = re.sub(r"(?m)^ *\|.*$", "", text)
+    assert sum(len(part.split()) for part in paragraphs(prose)) <= LONGEST_PAGE
+    if path.name != "index.md" and not text.startswith("<!-- include: "):
+        assert re.match(r"For .+\. Afterwards ", " ".join(text.split("\n\n")[1].split()))
 
 
 def test_modules_have_names_of_what_they_hold() -> None:

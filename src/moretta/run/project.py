@@ -14,7 +14,7 @@ ROWS = {"north": 160, "south": 120, "east": 80}
 WARDS = ("surgery", "medicine", "children")
 
 SCHEMA = """\
-# What the columns of every silo's table mean; docs/data.md has the kinds and their keys.
+# What the columns of every silo's table mean; docs/schema.md has the kinds and their keys.
 
 [columns.patient]
 kind = "id"                     # each row's own; no input of the model
