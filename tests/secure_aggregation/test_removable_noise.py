@@ -136,14 +136,14 @@ def test_the_noise_of_those_who_do_not_collude_is_as_much_as_wanted_and_hardly_m
 
 
 def test_a_table_of_variance_by_losses() -> None:
-    """In docs/differential-privacy.md: what stays of sigma^2 with ten and with 100 silos, and without removal."""
+    """In docs/noise.md: what stays of sigma^2 with ten and with 100 silos, and without removal."""
     rows = []
     for cohort, losses in ((10, (0, 1, 2, 3)), (100, (0, 1, 5, 15, 33))):
         levels = NOISE.levels(cohort, losses[-1])
         for lost in losses:
             kept = sum(levels.variances[: levels.first_removed(lost)]) * (cohort - lost) / WANTED
             rows.append(f"| {cohort} | {lost} | {kept:.3f} | {sum(levels.variances) * (cohort - lost) / WANTED:.3f} |")
-    page = (Path(__file__).parents[2] / "docs" / "differential-privacy.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "noise.md").read_text()
     assert "\n".join(rows) in page
 
 

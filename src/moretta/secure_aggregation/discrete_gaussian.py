@@ -21,7 +21,7 @@ s^2 - 8 under any sampling of rows, its privacy-loss distribution too, therefore
 larger by at most 4.2 d e a release: less than 1e-40 for every possible run. By (B) the same holds for the sum of the
 noises of k silos, each of variance s^2 >= 16, as of variance k s^2 - 8 (Kairouz, Liu, Steinke, ICML 2021, bound such
 sums in the same way). (C) is wrong of a Skellam, which is closed under sums but has heavier tails; what its Renyi
-bounds would cost was measured (docs/differential-privacy.md).
+bounds would cost was measured (docs/noise.md).
 
 **How numbers are drawn.** A table has P(|X| <= n) of N_Z(s^2) to 256 bits. 32 bits of the keystream are a sign and 31
 bits of a uniform number; in the rare draw that these do not decide, 256 further bits do. Larger deviations are sums X_0
