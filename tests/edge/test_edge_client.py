@@ -121,6 +121,7 @@ def weights(result: Any) -> np.ndarray[Any, Any]:
         {"protocol": {"clip_entry": 0.01}},
         # Of all rows and without noise, as those are bound to what runs the model: an ONNX graph, or PyTorch's module.
         {"protocol": {"dp_noise": 0.0, "dp_clip": 1.0}, "batch_size": 0},
+        {"protocol": {"dp_noise": 0.0, "dp_clip": 1.0, "local_epochs": 1}},
         {"protocol": {"form": "central", "class_weights": (1.0, 2.0, 0.5)}},
         {"protocol": {"perturb": "blocks"}},
         {"protocol": {"perturb": "blocks", "linear": "activations", "class_weights": (1.0, 2.0, 0.5)}},
@@ -348,6 +349,21 @@ def test_too_little_memory_is_refused_with_what_is_needed(started: list[Any]) ->
     fits = federation(engine={"memory_limit_mib": needed + 10}, aggregation=NONE).train(2)
     assert fits.record["dropped"] == []
     assert fits.record["facts"]["edge_peak_mib"] <= needed + 10
+
+
+def test_moments_of_a_model_of_any_size_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of Adam for each of 164,403 parameters: 1.3 MB, more than a message has room for in bytes."""
+    monkeypatch.setattr(onnx_export, "graph_of", EXPORT)
+    protocol = BAFFLE(loss="cross-entropy", k=2, local_epochs=1, learning_rate=0.01, ema=0.0)
+    ends = []
+    for edge in ((), ("south",)):
+        model = perceptron(6, 400, 400, 3, seed=1)
+        made = Federation(model, silos(), protocol, engine=Engine(edge=edge), aggregation=NONE, insecure_secret_seed=5)
+        result = made.train(1, seed=3)
+        assert result.record["dropped"] == []
+        ends.append(weights(result))
+    assert ends[0].size > 2**17
+    np.testing.assert_allclose(*ends, rtol=0, atol=0.025)  # a sign of a float32 difference moves a weight by the rate
 
 
 def many_rows(engine: dict[str, Any], **options: Any) -> Federation:

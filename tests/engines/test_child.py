@@ -37,7 +37,7 @@ from toy import SCHEMA, Hello, Said
 from moretta import errors
 from moretta.contract import framing
 from moretta.contract.codec import Codec
-from moretta.engines.child import HERE, MESSAGES, BeSilo, Acknowledged, AnswerHeader, Restore
+from moretta.engines.child import HERE, MESSAGES, BeSilo, Acknowledged, AnswerHeader, Restore, as_arrays
 from moretta.engines.frames import receive_arrays
 codec, source, sink = Codec((*SCHEMA, *MESSAGES)), sys.stdin.buffer, sys.stdout.buffer
 while (data := framing.read(source)) is not None:
@@ -48,7 +48,7 @@ while (data := framing.read(source)) is not None:
     elif isinstance(asked, Restore):
         number = 100 + len(asked.state)
     elif isinstance(asked, Hello):
-        answer, state = Said(stamp=asked.stamp, number=number), {{"more": b"m", **begun.state}}
+        answer, state = Said(stamp=asked.stamp, number=number), {{**as_arrays({{"more": b"m"}}), **begun.state}}
     else:
         error = begun.settings
     envelope = AnswerHeader(stamp=HERE, seconds={{"local_forward": 2.0}}, peak_mib=7.5, state=state, error=error,

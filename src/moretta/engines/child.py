@@ -20,10 +20,12 @@ import os
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
+import numpy as np
+
 from moretta import errors
 from moretta.contract import framing
 from moretta.contract.codec import Codec
-from moretta.contract.messages import Array, Message, Stamp, message
+from moretta.contract.messages import Array, Message, Stamp, Tensors, message
 from moretta.contract.roles import Answering, InSteps, Phase, State, no_phase
 from moretta.engines.frames import send_arrays
 from moretta.engines.process import LONGEST, PATIENCE, START, Process
@@ -43,7 +45,7 @@ class BeSilo(Message):
     """
 
     settings: str
-    state: Mapping[str, bytes]
+    state: Tensors
     insecure: bytes
 
 
@@ -51,7 +53,7 @@ class BeSilo(Message):
 class Restore(Message):
     """Set the role's state."""
 
-    state: Mapping[str, bytes]
+    state: Tensors
 
 
 @message("edge/done")
@@ -69,12 +71,23 @@ class AnswerHeader(Message):
 
     seconds: Mapping[str, float]
     peak_mib: float
-    state: Mapping[str, bytes]
+    state: Tensors
     error: str
     sentence: str
 
 
 MESSAGES = (BeSilo, Restore, Acknowledged, AnswerHeader)
+
+
+def as_arrays(state: Mapping[str, bytes]) -> dict[str, Array]:
+    """Return a state as it travels: moments of an optimizer are longer than bytes may be in a message."""
+    return {name: np.frombuffer(value, np.uint8) for name, value in state.items()}
+
+
+def as_bytes(state: Tensors) -> dict[str, bytes]:
+    """Return the state that `as_arrays` was given."""
+    return {name: value.tobytes() for name, value in state.items()}
+
 
 _ERRORS = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, MorettaError)
@@ -157,7 +170,8 @@ class ChildClient:
     def _start(self) -> None:
         began = time.monotonic()
         self._process = Process(self._command, own_environment())
-        begin = BeSilo(stamp=HERE, settings=self._settings, state=self._state, insecure=self._insecure)
+        state = as_arrays(self._state)
+        begin = BeSilo(stamp=HERE, settings=self._settings, state=state, insecure=self._insecure)
         try:
             self._done(begin, self._rows, seconds=max(START, self.deadline))
         except Exception:  # half made, it is of no use to the next message
@@ -174,7 +188,7 @@ class ChildClient:
         self._state = dict(state)
         if self._process is not None:
             try:
-                self._done(Restore(stamp=HERE, state=self._state))
+                self._done(Restore(stamp=HERE, state=as_arrays(self._state)))
             except Disconnected as error:
                 log.warning("%s; it starts anew with the next message", error)
 
@@ -208,7 +222,7 @@ class ChildClient:
         for phase, spent in envelope.seconds.items():  # the rest went by while others answered
             self.charge(phase, spent * min(1.0, waited))
         self.peak_mib = max(self.peak_mib, envelope.peak_mib)
-        self._state = dict(envelope.state) or self._state
+        self._state = as_bytes(envelope.state) or self._state
         if answer is None:
             raise error_of(envelope)
         return answer

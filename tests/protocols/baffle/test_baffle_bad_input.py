@@ -90,7 +90,9 @@ def test_augmented_rows_are_refused(augment: str, settings: dict[str, Any]) -> N
     x = np.zeros((12, 1, 4, 4), np.float32)
     parts = [Silo(name, x, np.zeros(12, np.int64)) for name in "ab"]
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4))
-    with pytest.raises(ParameterError, match=r"under baffle it is crop-flip or reflect-crop-flip, without .*dp_noise"):
+    with pytest.raises(
+        ParameterError, match=r"under baffle it is crop-flip or reflect-crop-flip, and beside .*dp_noise"
+    ):
         make(learning(**settings), silos=parts, model=model, augment=augment, aggregation=CLEAR).train(1, SEED)
 
 

@@ -275,11 +275,12 @@ def test_noise_in_proportion_leaves_a_model_that_learns() -> None:
     assert set(weights(result)) == set(network().state_dict())
 
 
-def test_rows_that_overflow_are_not_told_of() -> None:
+@pytest.mark.parametrize("settings", [{}, {"local_epochs": 2}])
+def test_rows_that_overflow_are_not_told_of(settings: dict[str, Any]) -> None:
     parts = silos()
     x = parts[1].x.copy()
     x[:4] = 1e38
     parts[1] = Silo("silo-1", x, parts[1].y)
-    result = train(2, silos=parts, loss="mse")
+    result = train(2, silos=parts, loss="mse", **settings)
     assert not result.record["dropped"]
     assert all(np.isfinite(value).all() for value in weights(result).values())

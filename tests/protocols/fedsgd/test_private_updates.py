@@ -1,8 +1,9 @@
-"""Noise on whole updates: what one silo can do to a sum, that silos count alike, and runs of fedavg and fedprox."""
+"""Noise on whole updates: what one silo can do to a sum, that silos count alike, and runs of all that sums them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from networks import seeded
 from torch import Tensor, nn
 
-from moretta import Engine, Faults, FedAvg, Federation, FedProx, SecureAggregation, Silo
+from moretta import BAFFLE, Engine, Faults, FedAvg, Federation, FedProx, SecureAggregation, Silo
 from moretta.contract.messages import Stamp
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules
@@ -111,7 +112,11 @@ def weights(result: Result) -> np.ndarray:
     return np.concatenate([np.ravel(value) for value in modules.arrays(result.model).values()])
 
 
-@pytest.mark.parametrize("kind", [FedAvg, FedProx])
+forwards = partial(BAFFLE, k=8, local_epochs=1, optimizer="sgd", ema=0.0)
+blocks = partial(forwards, k=None, perturb="blocks", linear="activations")
+
+
+@pytest.mark.parametrize("kind", [FedAvg, FedProx, forwards, blocks, partial(forwards, directions="own")])
 def test_a_run_moves_by_the_mean_of_clipped_updates_with_noise(kind: Any) -> None:
     noised, bare, start = (weights(train(kind=kind)), weights(train(kind=kind, dp_noise=0.0)), weights_of_start())
     assert np.linalg.norm(bare - start) <= CLIP * (1 + 1e-6)
@@ -138,8 +143,9 @@ def test_silos_count_alike_whatever_rows_they_have() -> None:
     assert [np.linalg.norm(one) for one in alone] == pytest.approx([1e-3] * 4, rel=1e-4)  # a start is moved by 2^-23
 
 
-def test_the_result_states_the_unit_and_no_loss_of_rows() -> None:
-    result = train(3)
+@pytest.mark.parametrize("kind", [FedAvg, forwards])
+def test_the_result_states_the_unit_and_no_loss_of_rows(kind: Any) -> None:
+    result = train(3, kind)
     facts = result.record["facts"]
     assert (facts["unit"], facts["sampling_rate"], facts["noise_silos"], facts["releases"]) == ("silo", 1.0, 4.0, 3.0)
     assert facts["epsilon"] == epsilon(1.0, 1e-5, 1.0, 3)
@@ -161,9 +167,10 @@ def test_a_loop_of_ones_own_is_clipped_too() -> None:
     assert moved == pytest.approx(CLIP / np.sqrt(moved.size), rel=1e-3)  # each was 100
 
 
-def test_a_round_goes_on_without_a_silo_and_counts() -> None:
+@pytest.mark.parametrize("kind", [FedAvg, forwards])
+def test_a_round_goes_on_without_a_silo_and_counts(kind: Any) -> None:
     faults = Faults(drop=[{"silo": "west", "round": 2, "phase": "upload"}])  # type: ignore[list-item]
-    result = train(3, engine=Engine(faults=faults))
+    result = train(3, kind, engine=Engine(faults=faults))
     assert result.record["dropped"]
     assert result.record["facts"]["releases"] >= 3
 

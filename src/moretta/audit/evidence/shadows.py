@@ -85,13 +85,13 @@ def _private(run: PublicRun) -> tuple[float, float]:
     """
     if not (run.setting("dp-noise") or run.setting("dp-clip")):
         return 0.0, 0.0
-    clip = float(run.setting("dp-clip"))
-    if numbers := run.setting("k"):  # what is clipped are so many numbers of a row, in place of its gradient
-        clip /= math.sqrt(float(numbers))
+    clip, numbers, epochs = float(run.setting("dp-clip")), run.setting("k"), run.setting("local-epochs")
+    if isinstance(numbers, int) and not epochs:  # what is clipped are so many numbers of a row, not its gradient
+        clip /= math.sqrt(numbers)
     silos = len(run.silos)
     sharers = silos - int(run.setting("dp-colluding") or 0) if run.masked else 1
     noise = float(run.setting("dp-noise")) * clip * math.sqrt(silos / sharers)
-    return clip, noise / silos if run.setting("local-epochs") else noise
+    return clip, noise / silos if epochs else noise
 
 
 def start_of(model: nn.Module, seed: int) -> dict[str, Array]:

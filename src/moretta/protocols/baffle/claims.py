@@ -82,7 +82,8 @@ CLAIMS = (
     ),
     server("statistics", silent=True).says("learns the silos’ mean loss"),
     shared.HOLDS_THE_MODEL,
-    shared.NOISE,
+    *under((shared.NOISE,), sums_loss_differences),
+    *under((shared.NOISE_OF_SILOS,), sums_weight_changes),
     shared.ROWS_OF_A_ROUND,
     shared.DIFFERENCES_OF_TOTALS,
     silo("model", (shares_directions,), ("membership-inference",), place="front").says(

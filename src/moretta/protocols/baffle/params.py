@@ -36,7 +36,7 @@ def _too_small(s: Any) -> Mapping[str, str] | None:
 def _too_large(s: Any) -> Mapping[str, str] | None:
     """Return how large noised scalars may get where that is above what sums allow."""
     noise, secure = s.protocol.privacy, s.secure_aggregation
-    if noise is None or secure.scheme == "none":
+    if noise is None or secure.scheme == "none" or noise.unit == "silo":  # a whole difference: as under fedavg
         return None
     most = noise.clip * (SURE_LOT + SURE_NOISE * noise.noise)
     return {"most": f"{most:.3g}", "largest": f"{secure.largest:g}"} if most > secure.largest else None
@@ -79,19 +79,24 @@ class BAFFLE(PrivateTraining):
         trainable: names of parameters or of modules; all others are frozen. None trains all.
         local_epochs: None is the batch level: a round is one batch per silo, and scalars are summed. A number is the
             epoch level: a silo takes this many epochs of steps along its own estimates, by the optimizer at
-            learning_rate. Its difference, as long as the model, is summed. Adam's moments stay at the silo.
+            learning_rate. Its difference, as long as the model, is summed. Adam's moments stay at the silo. Noise then
+            hides the silo.
         checkpoint_minutes: at the epoch level, the minutes after which each silo saves its progress of a round to its
             own file, from which it resumes after a restart. None saves nothing within a round; edge clients never do.
         batch_statistics: normalise in BatchNorm by the statistics of a silo's batch. They are summed beside its losses,
             so that the server keeps the running ones (`moretta.protocols.baffle.batch_statistics`).
-        dp_noise: the noise multiplier sigma of the scalars.
-        dp_clip: the largest norm of one row's K scalars.
+        dp_noise: the noise multiplier sigma of the scalars, or at the epoch level of the difference.
+        dp_clip: the largest norm of one row's K scalars, or at the epoch level of a silo's whole difference.
     """
 
     BETWEEN: ClassVar[tuple[SettingRule, ...]] = (
         SettingRule(
-            lambda s: s.data.augment not in ("none", *CROPS) or (s.data.augment != "none" and s.protocol.privacy),
-            f"{{data.augment:=}}: under baffle it is {' or '.join(CROPS)}, without {{protocol.dp_noise}}; remove it",
+            lambda s: (
+                s.data.augment not in ("none", *CROPS)
+                or (s.data.augment != "none" and s.protocol.privacy and not s.protocol.steps_at_silos)
+            ),
+            f"{{data.augment:=}}: under baffle it is {' or '.join(CROPS)}, and beside {{protocol.dp_noise}} it needs "
+            "{protocol.local_epochs}; remove it",
         ),
         SettingRule(
             lambda s: s.engine.edge and s.protocol.batch_statistics,
@@ -219,10 +224,10 @@ class BAFFLE(PrivateTraining):
                 raise ParameterError(
                     f'{key} is of directions of all parameters at once; remove it, or use perturb = "all"'
                 )
-        if self.linear == "activations" and self.privacy:
+        if self.linear == "activations" and self.privacy and self.local_epochs is None:
             raise ParameterError(
                 'dp-noise goes on scalars; with linear = "activations" a silo uploads whole estimates of layers: use '
-                'linear = "scalars", or remove dp-noise'
+                'linear = "scalars", set local-epochs, or remove dp-noise'
             )
         return self
 
@@ -240,17 +245,12 @@ class BAFFLE(PrivateTraining):
             )
         if self.ema_each == "epoch" and not self.ema:
             raise ParameterError('ema-each = "epoch" needs an average, and ema = 0 disables it; remove one')
-        if self.clip_entry is not None and self.privacy:
+        if self.clip_entry is not None and self.privacy and self.local_epochs is None:
             raise ParameterError("dp-clip bounds what each row adds; remove clip-entry, or dp-noise and dp-clip")
-        if self.local_epochs is not None and self.privacy:
-            raise ParameterError(
-                "dp-noise goes on the scalars of the batch level; remove local-epochs, with which a silo's whole "
-                "difference is uploaded"
-            )
-        if self.directions == "own" and self.privacy:
+        if self.directions == "own" and self.privacy and self.local_epochs is None:
             raise ParameterError(
                 "dp-noise goes on scalars along directions that all silos share, so that they share the noise; remove "
-                'directions = "own", with which a whole estimate is uploaded'
+                'directions = "own", with which a whole estimate is uploaded, or set local-epochs'
             )
         if self.batch_statistics and (self.local_epochs is not None or self.privacy):
             raise ParameterError(

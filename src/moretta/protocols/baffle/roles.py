@@ -35,11 +35,12 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
     """Build BAFFLE's server and silos."""
     setting, graph, warnings = _forward_only(protocol, setting)
     scheme = setting.secure_aggregation.scheme
-    agreed = common.enrolment_of(setting, scheme, None, setting.columns, protocol.lot(setting.spec.data.batch_size))
+    lot = protocol.lot(setting.spec.data.batch_size)
+    agreed = common.enrolment_of(setting, scheme, None, setting.columns, lot)
     layout = layout_of(setting.model, moving(setting.model) if protocol.batch_statistics else ())
     forward, recipe = _forward(protocol, setting, layout, graph)
     device = torch.device(setting.spec.run.device)
-    accountant = common.accountant_of(setting, scheme, setting.spec.data.batch_size, agreed.statistics)
+    accountant = common.accountant_of(setting, scheme, lot, agreed.statistics)
     computes = common.model_bound_to(setting, layout.shapes)
     _check_rows(setting, forward, several=not protocol.batch_statistics)
     most = directions_of(protocol.form, protocol.most_at_once)

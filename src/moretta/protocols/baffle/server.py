@@ -37,7 +37,7 @@ class Server:
     """BAFFLE's server. recipe: the silos' settings. The setting's limit is the largest |x_k|.
 
     graph_of: exports the model to ONNX in a precision, for silos that run it. accountant: where silos add noise,
-    states their privacy; they then upload nothing but scalars. combine: adds directions up, on a device perhaps.
+    states their privacy; they then upload no loss. combine: adds directions up, on a device perhaps.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Server:
 
     def _shapes(self, k: int) -> dict[str, tuple[int, ...]]:
         if self._recipe.local_epochs:
-            return {"difference": (self._layout.size,), "loss": ()}
+            return {"difference": (self._layout.size,), **({} if self._accountant else {"loss": ()})}
         spoken = 0 if self._accountant else 2 if self._recipe.loss.class_weights else 1
         if self._recipe.own_directions:
             return dict(Parts.of(self._layout).shapes(spoken))
@@ -128,8 +128,8 @@ class Server:
         """Return what to step along, float64[n], and the figures of the round."""
         recipe, stamp = self._recipe, ask.stamp
         if recipe.local_epochs:
-            figures = {"loss": float(total.means["loss"]), "ring_step": total.steps["difference"]}
-            return total.means["difference"], figures
+            loss = {"loss": float(total.means["loss"])} if "loss" in total.means else {}
+            return total.means["difference"], loss | {"ring_step": total.steps["difference"]}
         if recipe.own_directions:
             estimate, spoken, ring_step = Parts.of(self._layout).read(total)
             density = self._density(spoken, ring_step)

@@ -23,7 +23,7 @@ from moretta.protocols.common.releases import OwnReleases
 from moretta.secure_aggregation.discrete_gaussian import discrete_gaussian
 from moretta.secure_aggregation.encoding import unpacked
 from moretta.secure_aggregation.keyed_sums import Contributor
-from moretta.secure_aggregation.keystream import SecretRoot, encode_purpose
+from moretta.secure_aggregation.keystream import SecretRoot, digest_of, encode_purpose
 from moretta.secure_aggregation.removable_noise import Removable, removable_noise
 from moretta.secure_aggregation.sums import Query, Shapes
 
@@ -58,7 +58,7 @@ class SiloNoise:
     Args:
         privacy: The settings of the noise.
         rows: How many the silo has.
-        batch_size: The expected lot, 0 for all rows.
+        batch_size: The expected lot, 0 for all rows. Where the unit is a silo, its whole update is the one in the lot.
         root: Lots and noise derive from it; it is kept in the silo's checkpoint.
         settings: A digest of all settings of uploads, to which lots and noise are bound.
         groups: The rows of each group, where the unit is a group; lots are then of groups.
@@ -79,7 +79,7 @@ class SiloNoise:
         self.privacy, self.root, self._settings = privacy, root, settings
         self.removable: Removable | None = None
         self._groups = [np.array(rows, dtype=np.int64) for rows in groups]
-        self._lots = Lots(len(groups) or rows, batch_size)
+        self._lots = Lots(1, 1) if privacy.unit == "silo" else Lots(len(groups) or rows, batch_size)
         self.lot, self.rate, self.releases = self._lots.expected, self._lots.rate, OwnReleases()
 
     def purpose(self, now: Stamp, *of: int | str | bytes) -> Purpose:
@@ -117,6 +117,29 @@ class SiloNoise:
                 "was sent"
             )
         self.releases.uploaded(now, *of)
+
+    def of_update(
+        self,
+        update: Mapping[str, NDArray[np.float64]],
+        encoding: Mapping[str, int],
+        now: Stamp,
+        *of: int | str | bytes,
+        sums: Sums | None = None,
+    ) -> dict[str, NDArray[np.float64]]:
+        """Return a silo's whole update as it is uploaded: clipped to C over all tensors, with its share of the noise.
+
+        Entries that are not finite count as 0. of: what the update follows from. The noise is bound to the update too:
+        a silo may step otherwise when a take is asked again, as on a GPU, and two uploads under one noise would show
+        the difference. Raises as `noised` and `uploading`.
+        """
+        exact = {name: np.nan_to_num(np.asarray(value, "f8"), nan=0.0, posinf=0.0, neginf=0.0)
+                 for name, value in update.items()}  # fmt: skip
+        with np.errstate(over="ignore"):  # an infinite norm leaves nothing of the update
+            norm = math.sqrt(sum(float(np.square(value).sum()) for value in exact.values()))
+        clipped = {name: value / max(1.0, norm / self.privacy.clip) for name, value in exact.items()}
+        purpose = self.purpose(now, *of, digest_of(clipped))
+        self.uploading(now, purpose[-1])
+        return self.noised(clipped, encoding, *purpose, sums=sums)
 
     def noised(
         self,

@@ -216,6 +216,10 @@ class PrivateTraining(Training):
             colluding=self.dp_colluding,
         )
 
+    def lot(self, batch_size: int) -> int:
+        """Return as `Training.lot`; but 1 where noise hides a silo, as its update counts once."""
+        return 1 if self.steps_at_silos and self.privacy is not None else super().lot(batch_size)
+
     def _idle(self) -> tuple[str, ...]:
         return (*super()._idle(), "dp_unit", "dp_group_rows", "dp_colluding")
 

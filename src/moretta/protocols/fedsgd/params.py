@@ -60,10 +60,6 @@ class Epochs(PrivateTraining):
     checkpoint_minutes: Annotated[Minutes | None, Unit("minutes")] = None
     fit: OwnFunction = None
 
-    def lot(self, batch_size: int) -> int:
-        """Return 0 for all rows of a silo; under noise 1, as its update counts once."""
-        return super().lot(batch_size) if self.privacy is None else 1
-
     @property
     def steps_at_silos(self) -> bool:
         """Yes."""

@@ -132,11 +132,7 @@ class PrivateGradient:
 
 
 class PrivateUpdate:
-    """Clips a silo's whole update and adds its share of the noise: the silo is hidden, and with it all of its rows.
-
-    The noise is bound to the update, too. A loop may return other weights when a take is asked again, as on a GPU; two
-    uploads under one noise would else show the difference.
-    """
+    """Clips a silo's whole update and adds its share of the noise: the silo is hidden, and with it all of its rows."""
 
     def __init__(self, noise: SiloNoise, rows: SiloRows) -> None:
         self.noise, self._rows = noise, rows
@@ -145,12 +141,9 @@ class PrivateUpdate:
         self, update: Tensors, parameters: Tensors, now: Stamp, encoding: Mapping[str, int], sums: Sums | None = None
     ) -> dict[str, Array]:
         """Return the update's ``gradient/<name>`` as it is uploaded, float64; its loss and buffers stay here."""
-        names = [name for name in update if name.startswith("gradient/")]
-        stacked = {name: torch.from_numpy(np.asarray(update[name], dtype=np.float64))[None] for name in names}
-        total = modules.on_host(clipped_sum(stacked, self.noise.privacy.clip))
-        purpose = self.noise.purpose(now, self._rows.of.digest, digest_of(parameters), digest_of(total))
-        self.noise.uploading(now, purpose[-1])
-        return dict(self.noise.noised(total, encoding, *purpose, sums=sums))
+        gradients = {name: value for name, value in update.items() if name.startswith("gradient/")}
+        about = self._rows.of.digest, digest_of(parameters)
+        return dict(self.noise.of_update(gradients, encoding, now, *about, sums=sums))
 
     def check(self, model: nn.Module) -> None:
         """Raise `moretta.errors.ParameterError` where a model has more to average than its parameters."""

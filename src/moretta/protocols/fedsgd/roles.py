@@ -41,8 +41,7 @@ def _build(protocol: Training, setting: Setting, scheme: str, batch_size: int, *
         for name, (setup, own) in played.items():
             bound = hashlib.sha256(setup.bound + setting.spec.model_source.encode()).digest()
             whole = accountant.privacy.unit == "silo"
-            count = 1 if whole else own.batches.rows
-            noise = SiloNoise(accountant.privacy, count, batch_size, setting.root(name), bound, setup.groups)
+            noise = SiloNoise(accountant.privacy, own.batches.rows, batch_size, setting.root(name), bound, setup.groups)
             private[name] = PrivateUpdate(noise, own) if whole else PrivateGradient(noise, own, loss)
     server = Server(protocol, setting, agreed, accountant)
     model, rounds = setting.silo_model().train(), setting.spec.run.rounds

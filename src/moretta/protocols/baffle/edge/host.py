@@ -20,7 +20,7 @@ from moretta.contract import framing
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Array, Message
 from moretta.contract.roles import answered
-from moretta.engines.child import HERE, SENTENCE, Acknowledged, AnswerHeader, BeSilo, Restore
+from moretta.engines.child import HERE, SENTENCE, Acknowledged, AnswerHeader, BeSilo, Restore, as_arrays, as_bytes
 from moretta.engines.child import MESSAGES as OF_PROCESS
 from moretta.engines.confinement import confine, readable
 from moretta.engines.frames import LARGEST, receive_arrays
@@ -69,17 +69,17 @@ class EdgeSilo:
             load=self._load,
             runs=settings.precision,
         )
-        self._client.restore(begin.state)
+        self._sent_state = as_bytes(begin.state)
+        self._client.restore(self._sent_state)
         self.clock = Clock()
         self._client.phase = self.clock.phase
-        self._sent_state: dict[str, bytes] = dict(begin.state)
         _confine(settings.setup)  # all files are read by now, and no graph is loaded yet
 
     def answer(self, message: Message) -> Message:
         """Answer a message, or refuse where the memory limit was passed."""
         if isinstance(message, Restore):
-            self._client.restore(message.state)
-            self._sent_state = dict(message.state)
+            self._sent_state = as_bytes(message.state)
+            self._client.restore(self._sent_state)
             return Acknowledged(stamp=HERE)
         try:
             answer = answered(self._client, message)
@@ -155,7 +155,7 @@ class EdgeSilo:
         beside = BESIDE_ADAM if recipe.local_epochs and recipe.adam else beside
         itemsize = np.dtype(layout.dtype).itemsize
         rows, setup = len(inputs), self._settings.setup
-        if setup.privacy is not None:  # of a lot, which is drawn
+        if setup.privacy is not None and not recipe.local_epochs:  # of a lot, which is drawn
             lot = setup.batch_size or len(setup.x)
             rows = min(len(setup.x), math.ceil(lot + DEVIATIONS * math.sqrt(lot)))
         count = recipe.most if recipe.blocks else directions_of(recipe.form, recipe.most)
@@ -270,7 +270,7 @@ class Host:
             stamp=HERE,
             seconds={} if silo is None else dict(silo.clock.take()),
             peak_mib=peak_mib(),
-            state={} if silo is None else silo.news(),
+            state={} if silo is None else as_arrays(silo.news()),
             error="" if error is None else type(error).__name__,
             sentence=str(error or "")[:SENTENCE].encode(errors="replace").decode(),
         )

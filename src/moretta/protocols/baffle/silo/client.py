@@ -12,6 +12,9 @@ steps. All roles know the directions, which follow from what was released before
 mechanism of K numbers, whatever K (`moretta.protocols.common.accountant`). No loss is uploaded. Lot and noise follow
 from the secret root and from all that the scalars depend on, as in `moretta.protocols.fedsgd.private`; here also the
 model's graph, the seed of the directions, and K.
+
+At the epoch level noise hides the silo: its whole difference is clipped and noised, as under federated averaging
+(`moretta.protocols.common.noise.SiloNoise.of_update`).
 """
 
 import hashlib
@@ -181,10 +184,10 @@ class Client:
             raise PeerError(f"expected a K of at most {most}, as this silo is set, got {ask.k}")
         check_sigma(self._recipe.sigma, at)
         purpose: tuple[int | str | bytes, ...] = (ask.stamp.run, ask.stamp.round, ask.parameter_hash)
-        if self._private is not None:
-            return self._upload_in_private(ask, self._private, self._forward, purpose)
         if self._recipe.local_epochs:
             return self._upload_epochs(ask, self._forward, purpose)
+        if self._private is not None:
+            return self._upload_in_private(ask, self._private, self._forward, purpose)
         about = self._asked(ask, whole=self._rows.batches.whole)
         index = self._rows.batches.of_round(*ask.stamp.drawn)
         if self._recipe.own_directions:
@@ -287,9 +290,29 @@ class Client:
         return self._private.rows_of_lot(*self._private.purpose(ask.stamp, *self._follows_from(ask, seed)))
 
     def _upload_epochs(self, ask: Estimate, forward: Forward, purpose: tuple[int | str | bytes, ...]) -> Message:
-        """Take steps along one's own estimates, each with directions of its own, and upload the difference."""
+        """Take steps along one's own estimates, and upload the difference: with the mean loss, or with noise alone."""
+        private = self._private
+        about = self._asked(ask, whole=private is None)  # each take has noise of its own, and is counted
+        if private is None:
+            difference, loss = self._own_steps(ask, forward, purpose)
+            upload = {"difference": difference, "loss": np.asarray(loss)}
+            with self.phase("aggregation"):
+                rows = self._rows.batches.rows
+                return self._contributor.upload(ask.stamp, upload, rows, ask.encoding, asked=about)
+        try:
+            difference, _ = self._own_steps(ask, forward, purpose)
+        except RowsError:  # so that nobody learns that its rows make the model overflow
+            difference = np.zeros(forward.layout.size)
+        sums, follows = Sums.of(self._contributor, about), self._follows_from(ask, self._seed.seed)
+        with self.phase("aggregation"), private.releases.sent():
+            noised = private.of_update({"difference": difference}, ask.encoding, ask.stamp, *follows, sums=sums)
+            return private.upload(ask.stamp, noised, ask.encoding, sums)
+
+    def _own_steps(
+        self, ask: Estimate, forward: Forward, purpose: tuple[int | str | bytes, ...]
+    ) -> tuple[Estimated, float]:
+        """Take the round's steps, each with directions of its own; return the difference and the mean loss."""
         recipe, batches, number = self._recipe, self._rows.batches, ask.stamp.round
-        about = self._asked(ask, whole=True)
         at, total, counted, steps = ask.parameters.copy(), 0.0, 0.0, 0
         self._steps.begin(number)
         if kept := self._half_done.begin(*purpose, self._rows.digest, ask.k):
@@ -313,10 +336,7 @@ class Client:
                 f"the parameters of silo `{self._name}` are no longer finite after its own steps; lower learning-rate "
                 f"or give clip-norm, or begin {LARGE_TARGETS}"
             )
-        mean_loss = total / counted
-        upload = {"difference": ask.parameters.astype(np.float64) - at, "loss": np.asarray(mean_loss)}
-        with self.phase("aggregation"):
-            return self._contributor.upload(ask.stamp, upload, batches.rows, ask.encoding, asked=about)
+        return ask.parameters.astype(np.float64) - at, total / counted
 
     def _halfway(self, at: Array, total: float, counted: float, steps: int) -> State:
         moments = {f"steps/{key}": value for key, value in self._steps.state().items()}
