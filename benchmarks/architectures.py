@@ -40,6 +40,7 @@ from moretta.protocols.common import modules
 from moretta.protocols.pbpfl.scales import ScalePlan
 from moretta.run.assembly import federation_of
 from moretta.run.federation import Federation
+from moretta.secure_aggregation.keystream import SecretRoot
 
 sys.path.append(str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "protocols" / "pbpfl"))
@@ -703,12 +704,12 @@ def checked(case: Case) -> dict[str, Any]:
         setting = made._setting(1, 2)
     plan = ScalePlan.of(setting.model, (setting.example(),))
     sizes = {name: one.numel() for name, one in made.model.named_parameters()}
-    shares = {"scaled": 0, "permuted": 0, "plain": 0}
+    shares, key = {"scaled": 0, "permuted": 0, "plain": 0}, plan.draw(SecretRoot(bytes(32)).stream("shares"))
     for name, size in sizes.items():
-        pattern = plan.parameters[name]
-        shares["scaled" if pattern.follows else "permuted" if pattern.shuffles else "plain"] += size
+        scaled = (np.abs(plan.multiplier(name, key)) != 1).any()  # by more than a sign
+        shares["scaled" if scaled else "permuted" if plan.parameters[name].shuffles else "plain"] += size
     shares = {kind: size / sum(sizes.values()) for kind, size in shares.items()}
-    return {**trained(case, "pbpfl", "float64"), "free_scales": plan.free, **shares}
+    return {**trained(case, "pbpfl", "float64"), "free_scales": plan.positive, **shares}
 
 
 def cut(case: Case) -> dict[str, Any]:

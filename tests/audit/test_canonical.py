@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from moretta.audit.attacks.pbpfl import canonical as form
+from moretta.audit.attacks.pbpfl.canonical_form import likeness, step_of
 from moretta.models import catalogue
 from moretta.protocols.pbpfl.scales import ScalePlan
 from moretta.secure_aggregation.keystream import SecretRoot
@@ -37,6 +39,47 @@ def test_one_form_of_all_keys(source, part):
         for name in true:
             # W^ is rounded to float32 once, 2^-24 relative in every entry, and the form moves as much.
             np.testing.assert_allclose(found[name], true[name], rtol=1e-5, atol=1e-6 * np.abs(true[name]).max())
+
+
+class Recurrent(nn.Module):
+    """Two layers, whose hidden channels have signs."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.first, self.layer = nn.Linear(3, 6), kind(6, 7, num_layers=2, batch_first=True)
+        self.last, self.head = nn.Linear(7, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.head(self.last(self.layer(self.first(x).relu())[0].mean(1)).relu())
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("part", [form.whole, form.trunk])
+def test_one_form_of_all_keys_where_channels_have_signs(kind, part):
+    torch.manual_seed(3)
+    model = Recurrent(kind)
+    plan = ScalePlan.of(model, (torch.randn(2, 5, 3),))
+    weights = {name: one.detach().double().numpy() for name, one in model.named_parameters()}
+    true = form.canonical(plan, part(plan, weights))
+    for number in range(2):
+        drawn = key(plan, number)
+        assert {*drawn.scales[list(plan.signs)]} == {1.0, -1.0}
+        found = form.matched(plan, form.canonical(plan, part(plan, plan.perturb(weights, drawn))), true)
+        for name in true:
+            np.testing.assert_allclose(found[name], true[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_step_is_followed_where_channels_have_signs(kind):
+    torch.manual_seed(3)
+    model = Recurrent(kind)
+    plan = ScalePlan.of(model, (torch.randn(2, 5, 3),))
+    before = {name: one.detach().double().numpy() for name, one in model.named_parameters()}
+    generator = np.random.Generator(np.random.PCG64(1))
+    after = {name: value + 0.01 * generator.normal(size=value.shape) for name, value in before.items()}
+    noisy = [plan.perturb(tensors, key(plan, number)) for number, tensors in enumerate((before, after))]
+    followed, shuffled = likeness(plan, step_of(plan, *noisy), step_of(plan, before, after))
+    assert followed > 0.999 > 0.5 > shuffled
 
 
 def test_another_network_has_another_form():

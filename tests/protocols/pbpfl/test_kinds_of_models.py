@@ -20,6 +20,7 @@ from moretta import PBPFL, Engine, Federation, FedSGD, Silo
 from moretta.errors import ParameterError
 from moretta.protocols.pbpfl.exactness import Input, check
 from moretta.protocols.pbpfl.scales import ScalePlan
+from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.settings import SecureAggregation
 
 CLEAR = SecureAggregation(scheme="none")
@@ -228,6 +229,115 @@ def test_hidden_channels_of_recurrent_layers_move_in_all_gates_at_once(kind: typ
     assert 8 in plan.blocks
     assert {shuffle.axis for shuffle in plan.parameters["middle.layer.weight_hh_l0"].shuffles} == {0, 1}
     assert plan.parameters["middle.layer.weight_ih_l0"].follows  # the scales of what it reads
+
+
+class Steps(nn.Module):
+    """A cell that walks over the rows' words, from nothing or from a state of its own."""
+
+    def __init__(self, kind: Callable[..., nn.Module], begin: bool = False) -> None:
+        super().__init__()
+        self.cell = kind(8, 8)
+        self.begin = nn.Parameter(torch.randn(8)) if begin else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        state: Any = None if self.begin is None else self.begin.expand(len(x), -1)
+        outputs = []
+        for place in range(x.shape[1]):
+            state = self.cell(x[:, place], state)
+            outputs.append(state[0] if isinstance(state, tuple) else state)
+        return torch.stack(outputs, 1)
+
+
+def network(layer: nn.Module, end: Callable[[Tensor], Tensor] = lambda h: h, width: int = 8) -> nn.Module:
+    """Return a model of rows of words, whose recurrent layer stands between layers that have scales."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.layer, self.between = nn.Embedding(20, 8), layer, nn.Linear(width, 8)
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, words: Tensor) -> Tensor:
+            h = self.layer(self.words(words))
+            h = end((h[0] if isinstance(h, tuple) else h).mean(1))
+            return self.head(self.between(h).relu())  # type: ignore[no-any-return]
+
+    return Net()
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("both", [False, True])
+def test_hidden_channels_of_recurrent_layers_have_signs(
+    kind: Callable[..., nn.Module], layers: int, both: bool
+) -> None:
+    torch.manual_seed(0)
+    model = network(kind(8, 5, layers, batch_first=True, bidirectional=both), width=10 if both else 5)
+    assert_signed(model, 5 * layers * (1 + both))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+def test_hidden_channels_of_cells_have_signs(kind: Callable[..., nn.Module]) -> None:
+    torch.manual_seed(0)
+    assert_signed(network(Steps(kind)), 8)
+
+
+def assert_signed(model: nn.Module, count: int) -> None:
+    """Check a model's signs, that a key with them changes no output, and that the server has the true gradient back."""
+    words, model = torch.arange(24).reshape(4, 6) % 20, model.double()
+    plan = ScalePlan.of(model, (words,))
+    key = plan.draw(SecretRoot(bytes(32)).stream("key"))
+    assert (len(plan.signs), plan.forced) == (count, ())
+    assert {*key.scales[list(plan.signs)]} == {1.0, -1.0}
+    assert (plan.draw_powers_of_two(SecretRoot(bytes(32)).stream("key")).scales[list(plan.signs)] == 1).all()
+    true = {name: value.detach() for name, value in model.named_parameters()}
+    results = []
+    for parameters in (true, plan.perturb(true, key)):
+        leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
+        outputs = torch.func.functional_call(model, leaves, (words,))
+        gradients = torch.autograd.grad((outputs + 1).square().sum(), list(leaves.values()))
+        results.append((outputs, dict(zip(leaves, gradients, strict=True))))
+    (outputs, gradients_true), (noisy, gradients_noisy) = results
+    torch.testing.assert_close(noisy, outputs, rtol=1e-12, atol=1e-13)
+    recovered = plan.recover(gradients_noisy, key)
+    for parameter, gradient in gradients_true.items():
+        torch.testing.assert_close(recovered[parameter], gradient, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("layer", "end"),
+    [
+        (nn.LSTM(8, 8, batch_first=True), torch.relu),
+        (nn.LSTM(8, 8, batch_first=True), torch.abs),
+        (nn.GRU(8, 8, batch_first=True), lambda h: torch.maximum(h, -h)),
+        (nn.GRU(8, 8, batch_first=True), lambda h: nn.functional.max_pool1d(h[:, None], 2).repeat(1, 1, 2)[:, 0]),
+        (nn.LSTM(8, 8, batch_first=True), lambda h: h.masked_fill(h > 0.1, 0.0)),
+        (Steps(nn.GRUCell, begin=True), lambda h: h),
+    ],
+)
+def test_what_a_sign_would_change_has_none(layer: nn.Module, end: Callable[[Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    words, model = torch.arange(24).reshape(4, 6) % 20, network(layer, end).double()
+    plan = ScalePlan.of(model, (words,))  # it tries the model under a key
+    assert plan.signs == ()
+
+
+def test_relu_in_a_recurrent_layer_takes_positive_scales() -> None:
+    torch.manual_seed(0)
+    model = network(nn.RNN(8, 8, 2, batch_first=True, nonlinearity="relu"))
+    plan = ScalePlan.of(model, (torch.arange(24).reshape(4, 6) % 20,))
+    assert (plan.signs, plan.forced, plan.free) == ((), (), 8 + 2 * 8 + 8)
+
+
+def test_what_the_head_reads_has_no_signs() -> None:
+    """Else alpha, the sum of the head's inputs, changes by the round, which tells a silo the offset."""
+    plan = ScalePlan.of(Words(Recurrent(nn.LSTM, num_layers=2)), (torch.arange(12).reshape(2, 6),))
+    key = plan.draw(SecretRoot(bytes(32)).stream("key"))
+    assert (len(plan.signs), plan.head.weight) == (8, "head.weight")
+    assert (plan.multiplier("head.weight", key) == 1).all()
+    assert {*plan.multiplier("middle.layer.weight_hh_l0", key)[16].tolist()} == {1.0, -1.0}
+    because = {one.tensor: one.because for one in plan.forced}
+    assert because["middle.layer.weight_hh_l1"] == "signs of the head's inputs would show its offset"
 
 
 class WideAndDeep(nn.Module):

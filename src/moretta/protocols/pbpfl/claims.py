@@ -65,8 +65,8 @@ def _up_to_what(record: Record) -> str:
 
 reordered = Word(
     "reordered",
-    ", at most in another order,",
-    lambda run: "" if has_powers_of_two(run) else ", at most in another order,",
+    ", at most in another order and with other signs,",
+    lambda run: "" if has_powers_of_two(run) else ", at most in another order and with other signs,",
 )
 by_scales = Word("by_scales", "", _by_scales)
 forced = Word("forced", "tensors that have", _forced)

@@ -124,7 +124,7 @@ def check(
         findings |= _fallen_back(findings, double, plan, rows, classes, protocol)
     forced = [{"tensor": tensor.tensor, "because": tensor.because} for tensor in plan.forced]
     return {
-        **findings, "passes_continuous": passes_continuous, "free_scales": plan.free, "forced_to_one": forced
+        **findings, "passes_continuous": passes_continuous, "free_scales": plan.positive, "forced_to_one": forced
     }  # fmt: skip
 
 

@@ -118,11 +118,33 @@ def einsum(solver: Solver, call: Call) -> Known:
     return laid(fresh, shared + columns, out).expand(call.result.shape)
 
 
-def recurrent(solver: Solver, call: Call) -> Known:
-    """nn.LSTM, nn.GRU, nn.RNN: columns of inputs follow their scales; hidden channels move, in all gates at once.
+GATES = {"lstm": (0, 0, 1, 0), "gru": (0, 0, 1), "rnn_tanh": (1,), "rnn_relu": (1,)}
+"""Which gates carry the scale of a hidden channel; the others go through a sigmoid, which has scale 1."""
 
-    Gates are no homogeneous functions, so that what they give has scale 1. The first state must be zeros.
+
+def _gated(solver: Solver, kind: str, views: list[View | None], inward: Ids, hidden: int) -> Ids:
+    """State the scales of one recurrent layer in one direction, and return those of its hidden channels.
+
+    A channel may have a sign s = 1 or -1, as tanh(s x) = s tanh(x):
+
+        LSTM    g -> s g,  c = f c + i g -> s c,  h = o tanh(c) -> s h
+        GRU     n = tanh(a + r b) -> s n,  h = (1 - z) n + z h -> s h
+
+    The first state is zeros. ReLU takes any positive scale in the place of s.
     """
+    own = solver.fresh(hidden)
+    if kind != "rnn_relu":
+        own = Ids(solver.scales.signs(hidden), own.channel)
+    out = Ids(torch.cat([own.scale * carries for carries in GATES[kind]]), own.channel.repeat(len(GATES[kind])))
+    _bind(solver, views[0], out.along(0, 2), inward.inverse().along(1, 2))
+    _bind(solver, views[1], out.along(0, 2), own.inverse().along(1, 2))
+    for bias in views[2:]:
+        _bind(solver, bias, out)
+    return own
+
+
+def recurrent(solver: Solver, call: Call) -> Known:
+    """nn.LSTM, nn.GRU, nn.RNN: hidden channels move, and have signs or scales, in all gates at once (`_gated`)."""
     if len(call.args) != 9 or call.args[0].dim() != 3 or not isinstance(call.args[2], list | tuple):
         return opaque(solver, call)
     x, state, weights, biased, layers, dropout, _, both_ways, _ = call.args
@@ -136,29 +158,35 @@ def recurrent(solver: Solver, call: Call) -> Known:
     ):
         return opaque(solver, call)
     inward = solver.collapse(solver.ids(x), (-1,)).map(lambda numbers: numbers.reshape(-1))
-    blocks, hidden = list[Tensor](), weights[1].shape[1]
+    hidden = list[Ids]()
     for layer in range(layers):
-        moving = list[Tensor]()
-        for way in range(ways):
-            first = each * (layer * ways + way)
-            channel = solver.channels.fresh_blocks(hidden)
-            gates = channel.repeat(weights[first].shape[0] // hidden)
-            out, own = (Ids(torch.zeros_like(channels), channels) for channels in (gates, channel))
-            _bind(solver, views[first], out.along(0, 2), inward.inverse().along(1, 2))
-            _bind(solver, views[first + 1], out.along(0, 2), own.along(1, 2))
-            for bias in views[first + 2 : first + each]:
-                _bind(solver, bias, out)
-            moving.append(channel)
-        joined = torch.cat(moving)
+        firsts = [each * (layer * ways + way) for way in range(ways)]
+        size = weights[1].shape[1]
+        hidden += [_gated(solver, call.name, views[first : first + each], inward, size) for first in firsts]
+        inward = _joined(hidden[-ways:])
         if dropout and layer + 1 < layers:  # random numbers drop the same channels as without a key
-            solver.pin(joined)
-        inward, blocks = Ids(torch.zeros_like(joined), joined), [*blocks, *moving]
-    last = torch.stack(blocks)[:, None]
+            solver.pin(inward.channel)
+    last = Ids(
+        *(torch.stack(numbers)[:, None] for numbers in zip(*((h.scale, h.channel) for h in hidden), strict=True))
+    )
     output, *states = call.result
-    return [
-        inward.along(-1, 3).expand(output.shape),
-        *(Ids(torch.zeros_like(last), last).expand(state_ids.shape) for state_ids in states),
-    ]
+    return [inward.along(-1, 3).expand(output.shape), *(last.expand(leaf.shape) for leaf in states)]
+
+
+def cell(solver: Solver, call: Call) -> Known:
+    """nn.LSTMCell, nn.GRUCell, nn.RNNCell: a step of `recurrent`, whose state has equal scales before and after."""
+    x, state, *weights = call.args
+    views = _views(solver, *weights)
+    if views is None or len(weights) != 4 or x.dim() != 2:
+        return opaque(solver, call)
+    inward, *before = (
+        solver.collapse(solver.ids(leaf), (-1,)).map(lambda numbers: numbers.reshape(-1))
+        for leaf in (x, *tree_leaves(state))
+    )
+    own = _gated(solver, call.name.removesuffix("_cell"), views, inward, weights[1].shape[1])
+    for ids in before:
+        solver.equate(ids, own)
+    return [own.along(-1, 2).expand(leaf.shape) for leaf in tree_leaves(call.result)]
 
 
 def _bind(solver: Solver, view: View | None, out: Ids, into: Ids | None = None) -> None:
@@ -403,7 +431,8 @@ LAYERS: dict[str, Rule] = {
     **dict.fromkeys(["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"], transposed),
     **dict.fromkeys(["batch_norm", "instance_norm"], batch_norm),
     **dict.fromkeys(["layer_norm", "rms_norm"], layer_norm),
-    **dict.fromkeys(["lstm", "gru", "rnn_tanh", "rnn_relu"], recurrent),
+    **dict.fromkeys(GATES, recurrent),
+    **{f"{name}_cell": cell for name in GATES},
     "linear": linear,
     "addmm": addmm,
     "matmul": matmul_by_parameter,

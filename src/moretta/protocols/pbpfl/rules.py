@@ -364,6 +364,12 @@ _NOISE = [
     "empty_like", "full_like", "new_empty", "new_ones", "new_full", "new_tensor",
 ]  # fmt: skip
 
+SIGNED = frozenset({
+    *COPIES, *_MOVEMENT, "linear", "addmm", "matmul", "add", "sub", "mul", "mean", "sum", "neg", "dropout",
+    "lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
+})  # fmt: skip
+"""Functions whose rules are right for scales of -1 too: f(-x) = -f(x), or the rule sets scale 1 itself."""
+
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_HOMOGENEOUS, passes),
     **dict.fromkeys(_POINTWISE, elementwise),

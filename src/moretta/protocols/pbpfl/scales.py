@@ -39,7 +39,7 @@ from moretta.protocols.pbpfl.graph import FAILURES, Call, Trace, other_answers, 
 from moretta.protocols.pbpfl.head import Head
 from moretta.protocols.pbpfl.layers import LAYERS
 from moretta.protocols.pbpfl.patterns import Indices, Pattern, Positions
-from moretta.protocols.pbpfl.rules import opaque
+from moretta.protocols.pbpfl.rules import SIGNED, opaque
 from moretta.protocols.pbpfl.solver import OUTPUT, Ids, SignedUnion, Solver, Stored, View, constant, names_in
 from moretta.secure_aggregation.keystream import Keystream
 
@@ -72,8 +72,14 @@ class ScaleKey:
 class ScalePlan:
     """Which scales of a model are free, and how every parameter and buffer follows them.
 
-    parameters, buffers: by name. aliases: second names of tied parameters. free: the number of free scales.
-    blocks: the sizes of the sets of channels that are permuted. forced: what stays at scale 1, and why.
+    Attributes:
+        parameters, buffers: Their patterns by name.
+        aliases: Second names of tied parameters.
+        free: The number of free scales.
+        blocks: The sizes of the sets of channels that are permuted.
+        forced: What stays at scale 1, and why.
+        head: The last layer.
+        signs: Places of the free scales that are 1 or -1.
     """
 
     parameters: Mapping[str, Pattern]
@@ -83,6 +89,7 @@ class ScalePlan:
     blocks: tuple[int, ...]
     forced: tuple[Forced, ...]
     head: Head
+    signs: tuple[int, ...] = ()
     # A cache, the only thing here that changes, and no part of the value; `replace` gives the new plan an empty one.
     _vectors: dict[tuple[str, ...], Pattern] = field(default_factory=dict, init=False, repr=False)
 
@@ -117,9 +124,16 @@ class ScalePlan:
         predict = partial(_predicted, solved.solver.scales, _free_roots(solved.solver))
         raise UnsupportedModel(selfcheck.first_deviation(still, clone, inputs, predict, solved.history))
 
+    @property
+    def positive(self) -> int:
+        """How many free scales are more than signs."""
+        return self.free - len(self.signs)
+
     def draw(self, stream: Keystream) -> ScaleKey:
-        """Draw a key: scales log-uniform in [1/2, 2], uniform permutations of each block."""
-        scales = 2.0 ** (2.0 * np.asarray(stream.uniform(self.free)) - 1.0)
+        """Draw a key: scales log-uniform in [1/2, 2], signs and permutations of each block uniform."""
+        uniform, signs = np.asarray(stream.uniform(self.free)), np.array(self.signs, np.int64)
+        scales = 2.0 ** (2.0 * uniform - 1.0)
+        scales[signs] = np.where(uniform[signs] < 0.5, -1.0, 1.0)
         return ScaleKey(scales, tuple(np.asarray(stream.permutation(size)) for size in self.blocks))
 
     def draw_powers_of_two(self, stream: Keystream) -> ScaleKey:
@@ -127,9 +141,12 @@ class ScalePlan:
 
         Differs from the paper, whose scales are real numbers. Exponents are uniform over the range of `draw`. The
         solver uses a free scale, its inverse or a quotient of two, all powers of two. Channels stay in place: a sum
-        over permuted channels rounds in another order, which moves a deep network's gradient as far as any key.
+        over permuted channels rounds in another order, which moves a deep network's gradient as far as any key. Signs
+        stay 1: a library's tanh(-x) need not be -tanh(x) to the last bit.
         """
-        return replace(self.identity(), scales=2.0 ** np.floor(3.0 * np.asarray(stream.uniform(self.free)) - 1.0))
+        scales = 2.0 ** np.floor(3.0 * np.asarray(stream.uniform(self.free)) - 1.0)
+        scales[np.array(self.signs, np.int64)] = 1.0
+        return replace(self.identity(), scales=scales)
 
     def identity(self) -> ScaleKey:
         """Return the key that changes nothing."""
@@ -294,6 +311,9 @@ def _solved(clone: nn.Module, inputs: Sequence[Tensor]) -> _Solved:
     for mode, turned, outline in others:
         if outline.calls != seen.calls:
             _solve(solver, clone, inputs, traced(mode, turned))
+    for ids in (solver.stored[head.weight].out, solver.stored[head.weight].into):
+        if ids is not None:  # alpha = sum h would change from round to round, which tells silos the offset
+            solver.scales.force_signs(ids.scale, "signs of the head's inputs would show its offset")
     return _Solved(solver, head, history, ways)
 
 
@@ -326,6 +346,9 @@ def _follow(solver: Solver, call: Call) -> list[Ids | View]:
     known = any(id(tensor) in solver.values for tensor in arguments)
     if not known and call.name not in ("zeros", "zeros_like", "embedding"):
         return []
+    if call.name not in SIGNED:
+        for tensor in arguments:
+            solver.unsigned(tensor)
     result = None
     if call.name in LAYERS and (call.args or not arguments) and all(tensor.numel() for tensor in arguments):
         # A rule is of the usual ways to call a function. What it stated before it met another makes less free.
@@ -374,6 +397,7 @@ def _plan(model: nn.Module, solver: Solver, head: Head) -> ScalePlan:
             and (why := _why(solver, stored[name], described[name]) if parameter.requires_grad else FROZEN)
         ),
         head=head,
+        signs=tuple(place for root, place in free.items() if solver.scales.is_sign(root)),
     )
 
 

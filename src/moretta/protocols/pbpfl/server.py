@@ -274,7 +274,10 @@ class Server:
         """Release R o W without offset: exact predictions for every silo (`practical.md`, section III-D)."""
         key = self._perturbation.draw_key(self._root.stream("release", now.run, now.round), offset_size=0.0)
         plan = self._perturbation.plan
-        facts: dict[str, float | str] = {"free_scales": float(plan.free), "forced_to_one": float(len(plan.forced))}
+        facts: dict[str, float | str] = {
+            "free_scales": float(plan.positive),
+            "forced_to_one": float(len(plan.forced)),
+        }
         if frozen := [parameter for parameter in self._model.parameters() if not parameter.requires_grad]:
             facts["frozen"] = float(len(frozen))
         if self._params.exchange == "ratios":

@@ -7,8 +7,9 @@ channel shuffle, ...) is followed exactly by running it on them. All other opera
 
     log s_a = +- log s_b   and   channel a moves with channel b,
 
-kept in a signed union-find and an ordinary one. A sign conflict (s = 1/s) forces scale 1. The rules that state them
-are in `rules.py` and `layers.py`.
+kept in a signed union-find and an ordinary one. A sign conflict (s = 1/s) forces scale 1. Scales are positive, but for
+those made by `signs`, which are 1 or -1 and their own inverses. Only functions in `rules.SIGNED` pass these. The rules
+that state equalities are in `rules.py` and `layers.py`.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class SignedUnion:
     def __init__(self) -> None:
         self._up = [0]
         self._forced: dict[int, str] = {}
+        self._signs = set[int]()
 
     def __len__(self) -> int:
         return len(self._up) - 1
@@ -45,6 +47,22 @@ class SignedUnion:
         start = len(self._up)
         self._up.extend(range(start, start + count))
         return torch.arange(start, start + count)
+
+    def signs(self, count: int) -> Tensor:
+        """Return `count` new variables that are 1 or -1, int64[count]."""
+        made = self.fresh(count)
+        self._signs.update(made.tolist())
+        return made
+
+    def is_sign(self, variable: int) -> bool:
+        """Whether a variable is 1 or -1."""
+        return abs(self.find(variable)) in self._signs
+
+    def force_signs(self, variables: Tensor, because: str) -> None:
+        """Set every variable in a tensor that may be -1 to 1."""
+        for variable in names_in(variables) if self._signs else ():
+            if self.is_sign(variable):
+                self.force(variable, because)
 
     def find(self, variable: int) -> int:
         """Return the root of a variable, negative where the variable is the root's inverse."""
@@ -73,10 +91,15 @@ class SignedUnion:
     def equate(self, a: int, b: int, because: str) -> None:
         """State s_a = s_b; 0 stands for 1."""
         a, b = self.find(a), self.find(b)
-        if a == b:
+        signs = abs(a) in self._signs
+        if a == b or (a == -b and signs):
             return
         if a == 0 or b == 0 or a == -b:
             self.force(a or b, because)
+            return
+        if signs != (abs(b) in self._signs):  # 1 is the only positive number that is its own inverse
+            self.force(a, because)
+            self.force(b, because)
             return
         self._up[abs(a)] = b if a > 0 else -b
         if abs(a) in self._forced:
@@ -345,6 +368,14 @@ class Solver:
     def force(self, ids: Ids, because: str | None = None) -> None:
         """Set the scale of every element to 1."""
         self.scales.force_all(ids.scale, because or f"{self.where} needs scale 1")
+
+    def unsigned(self, tensor: Tensor) -> None:
+        """Set the scales of a tensor that may be -1 to 1."""
+        value = self.value(tensor)
+        stored = None if isinstance(value, Ids) else self.stored[value.name]
+        for ids in (value,) if isinstance(value, Ids) else (stored.out, stored.into) if stored else ():
+            if ids is not None:
+                self.scales.force_signs(ids.scale, f"{self.where} needs positive scales")
 
     def pin(self, channels: Tensor) -> None:
         """Let no channel move."""

@@ -9,7 +9,8 @@ R o W the canonical one is the smallest:
 where c_k = 0 for a scale by which some entries are multiplied and others divided, and 1 or -1 where all are multiplied
 or all divided. The incoming weights of a channel then have the norm of its outgoing ones, or 1. This is convex; if W is
 replaced by R(x0) o W its minimiser moves by -x0, and R(x) o W stays. Channels are put in the order of another network's
-by the assignment of least squared distance, block by block, first by what no permutation of other blocks changes.
+by the assignment of least squared distance, block by block, first by what no permutation of other blocks changes. Where
+channels have signs, distances are those of absolute values, and each sign is then that of the product with the other.
 
 The head's offset, one number to all entries of a row, would spoil the scales of its inputs: `trunk` leaves it out.
 """
@@ -64,6 +65,7 @@ def structure(plan: ScalePlan) -> dict[str, Array]:
     """Return what is public of a plan's parameters as arrays, for `plan_from`."""
     plain = {
         "free": plan.free,
+        "signs": plan.signs,
         "blocks": plan.blocks,
         "aliases": dict(plan.aliases),
         "head": asdict(plan.head) | {"answers": ()},  # none, as no model runs on rows here
@@ -91,7 +93,8 @@ def plan_from(arrays: Mapping[str, Array]) -> ScalePlan:
         shuffles = tuple(Shuffle(axis, positions) for axis, positions in zip(axes, moving, strict=True))
         parameters[name] = Pattern(tuple(shape), follows, shuffles)
     head = Head(**plain["head"] | {"answers": frozenset()})
-    return ScalePlan(parameters, {}, plain["aliases"], plain["free"], tuple(plain["blocks"]), (), head)
+    blocks, signs = tuple(plain["blocks"]), tuple(plain["signs"])
+    return ScalePlan(parameters, {}, plain["aliases"], plain["free"], blocks, (), head, signs)
 
 
 def trunk(plan: ScalePlan, tensors: Tensors) -> dict[str, Floats]:
@@ -121,6 +124,8 @@ class _Balance:
 
     def __init__(self, plan: ScalePlan, tensors: Named) -> None:
         self._free = plan.free
+        self._sized = np.ones(max(plan.free, 1))  # 0 for signs, which have no size to solve for
+        self._sized[np.array(plan.signs, np.int64)] = 0.0
         base = 2 * plan.free + 1  # the places among the factors: s, 1 / s, and the 1 at their end
         pairs: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
         squares: list[Floats] = [np.empty(0)]
@@ -141,8 +146,9 @@ class _Balance:
         self._used = (up > 0) | (down > 0)
 
     def _signed(self, place: NDArray[np.int64]) -> tuple[NDArray[np.int64], Floats]:
-        """Return the scale of each place, 0 for the 1, and its sign, 0 for the 1."""
+        """Return the scale of each place, 0 for the 1, and the sign of its exponent, 0 for what has no size."""
         sign = np.where(place < self._free, 1.0, -1.0) * (place < 2 * self._free)
+        sign *= self._sized[place % max(self._free, 1)]
         return np.where(sign != 0, place % max(self._free, 1), 0), sign
 
     def _values(self, x: Floats) -> Floats:
@@ -207,13 +213,41 @@ class _Balance:
         return x
 
 
-def matched(plan: ScalePlan, tensors: Named, like: Named) -> dict[str, Floats]:
-    """Return canonical tensors with their channels in the order of another network's."""
-    return ordered(plan, tensors, order(plan, tensors, like))
+def matched(plan: ScalePlan, tensors: Named, like: Named, others: Named | None = None) -> dict[str, Floats]:
+    """Return canonical tensors with their channels in the order of another network's, and with its signs.
+
+    others: what to turn as `tensors` are, such as a step; None: these themselves.
+    """
+    moved = order(plan, tensors, like)
+    factors = _turned(plan, ordered(plan, tensors, moved), like)
+    turned = ordered(plan, tensors if others is None else others, moved)
+    return {name: value * plan.parameters[name].multiplier(factors) for name, value in turned.items()}
+
+
+def _turned(plan: ScalePlan, tensors: Named, like: Named) -> Floats:
+    """Return the factors by which channels of `tensors` have the signs of `like`: 1 or -1 for each of them.
+
+    A sign is that of the sum of products over its entries whose other sign is known, sweep by sweep.
+    """
+    base, signs, scales = 2 * plan.free + 1, np.array(plan.signs, np.int64), np.ones(plan.free)
+    scales[signs] = 0.0
+    for _ in range(SWEEPS if len(signs) else 0):
+        factors, votes = np.concatenate([scales, scales, [1.0]]), np.zeros(base)
+        for name, value in tensors.items():
+            product = (value * like[name]).ravel()
+            terms = [np.broadcast_to(term % base, value.shape).ravel() for term in plan.parameters[name].follows]
+            for number, term in enumerate(terms):
+                known = factors[terms[1 - number]] if len(terms) == 2 else 1.0
+                votes += np.bincount(term, product * known, base)
+        scales[signs] = np.sign(votes[signs] + votes[signs + plan.free])
+    scales[scales == 0] = 1.0
+    return np.concatenate([scales, scales, [1.0]])
 
 
 def order(plan: ScalePlan, tensors: Named, like: Named) -> NDArray[np.int64]:
     """Return for each moving channel of `like` the channel of `tensors` that is nearest to it, one each."""
+    if plan.signs:
+        tensors, like = ({name: np.abs(value) for name, value in named.items()} for named in (tensors, like))
     starts = np.cumsum([0, *plan.blocks])
     moved = np.arange(starts[-1])
     blocks = [range(start, start + size) for start, size in zip(starts, plan.blocks, strict=False)]

@@ -23,8 +23,6 @@ from moretta.audit.attacks.pbpfl.canonical import (
     canonical,
     cosine,
     matched,
-    order,
-    ordered,
     plan_from,
     plan_of,
     structure,
@@ -91,7 +89,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
         interval=kept(of_errors(np.array([max(0.0, 1.0 - value)]), 1.0 - chance)),
         sentence=f"In canonical form the model released to a silo {how}, and its outputs differ from the true model's "
         f"by {difference:.1e} of their largest",
-        figures={"relative_error": error, "outputs_relative_error": difference, "free_scales": float(plan.free)},
+        figures={"relative_error": error, "outputs_relative_error": difference, "free_scales": float(plan.positive)},
     )
 
 
@@ -164,7 +162,7 @@ def likeness(plan: ScalePlan, claimed: tuple[Named, Named], true: tuple[Named, N
     claimed, true: as `step_of` returns them. All steps on one kind of data have something in common, such as the
     inputs. With rows in random order only that is left, so it is what guessing scores.
     """
-    step = ordered(plan, claimed[1], order(plan, claimed[0], true[0]))
+    step = matched(plan, claimed[0], true[0], claimed[1])
     generator = np.random.Generator(np.random.PCG64(0))
     shuffled = {name: generator.permutation(value, axis=0) for name, value in true[1].items()}
     return cosine(step, true[1]), cosine(step, shuffled)

@@ -127,7 +127,7 @@ def true_scales(plan: ScalePlan, key: ScaleKey) -> Floats:
     scales = np.where(np.isnan(placed[: plan.free]), 1.0 / placed[plan.free : 2 * plan.free], placed[: plan.free])
     if not plan.free or np.isnan(scales).any():
         raise ParameterError("nothing below the head is scaled")
-    return scales
+    return np.abs(scales)  # of a sign no digit tells
 
 
 def candidates(scales: Floats) -> tuple[Floats, NDArray[np.int64]]:
@@ -175,7 +175,9 @@ def guessed(plan: ScalePlan, noisy: Named, offered: Floats) -> NDArray[np.int64]
     free, seen = plan.free, _seen(plan, noisy)
     bits = max(bits_of(value) for value in noisy.values())
     guess, factors = np.full(free, -1), np.full(2 * free + 1, np.nan)
-    factors[-1], left = 1.0, set(range(min(free, MOST_SCALES)))
+    signs = np.array(plan.signs, np.int64)
+    factors[[*signs, *(signs + free), -1]] = 1.0  # lattices have as many points above 0 as below
+    left = set(range(min(free, MOST_SCALES))) - set(plan.signs)
     while left:
         counts = {scale: sum(int(values.known(factors).sum()) for values in seen.get(scale, ())) for scale in left}
         most = max(counts.values())
