@@ -16,7 +16,7 @@ from moretta.data.settings import FileOfRows
 from moretta.data.tables import schema as schemas
 from moretta.data.tables.doubts import MOST_CATEGORIES
 from moretta.data.tables.files import ABSENT, ENDINGS
-from moretta.run.checkpoints import inputs_of
+from moretta.run.persistence import inputs_of
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from moretta.data.tables.preparation import Preparation
 from moretta.deployment import shared_settings
 from moretta.engines.run_folder import read_model
 from moretta.errors import ParameterError
-from moretta.run.checkpoints import inputs_of
+from moretta.run.persistence import inputs_of
 
 Image = pytest.importorskip("PIL.Image")
 ROWS = 24

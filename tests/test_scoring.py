@@ -35,9 +35,9 @@ from moretta.report.folder import read_run
 from moretta.report.page import write_report
 from moretta.report.statements import privacy_statements
 from moretta.run import federation as federations
-from moretta.run.checkpoints import states_of
 from moretta.run.evaluation import evaluate
 from moretta.run.loop import Session
+from moretta.run.persistence import states_of
 from moretta.run.result import Result
 from moretta.secure_aggregation import pairwise
 from moretta.secure_aggregation.masks import pair_key

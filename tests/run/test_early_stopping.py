@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from moretta.contract.roles import State
-from moretta.run.checkpoints import BestRound
 from moretta.run.loop import EarlyStopping, best_round
+from moretta.run.persistence import BestRound
 
 
 def played(stopping: EarlyStopping, losses: Sequence[float | None]) -> list[bool]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moretta import Silo
-from moretta.run.checkpoints import needs_truth
+from moretta.run.persistence import needs_truth
 
 SILO = Silo("north", np.zeros((1, 2)), np.zeros(1))
 

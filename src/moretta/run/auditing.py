@@ -39,8 +39,8 @@ from moretta.protocols.common import modules
 from moretta.protocols.registry import entry_of
 from moretta.run import consent
 from moretta.run.assembly import federation_of
-from moretta.run.checkpoints import inputs_of, save_truth
 from moretta.run.federation import Federation
+from moretta.run.persistence import inputs_of, save_truth
 from moretta.run.record import PlayedRun, bytes_of, record_of, versions
 from moretta.run.trained_model import MADE
 from moretta.secure_aggregation.pairwise import MaskedUpload

@@ -48,12 +48,12 @@ from moretta.protocols.common.specification import Specification
 from moretta.protocols.common.targets import encode
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import build, entry_of
-from moretta.run import checkpoints, consent, inputs, python_arguments, trained_model
-from moretta.run.checkpoints import restore_states
+from moretta.run import consent, inputs, persistence, python_arguments, trained_model
 from moretta.run.evaluation import LabelledRows
 from moretta.run.inputs import RunRows
 from moretta.run.loop import Session, Transport
 from moretta.run.metrics import Metric
+from moretta.run.persistence import restore_states
 from moretta.run.progress import Display, Progress
 from moretta.run.record import OnRound
 from moretta.run.result import Result
@@ -374,11 +374,11 @@ class Federation:
     ) -> Result:
         digest, states = self.digest(seed, rounds), None
         if resume:
-            place, states = checkpoints.last_session(
+            place, states = persistence.last_session(
                 None if folder is None else folder.path, digest, self._roster, rounds
             )
         else:
-            place = CheckpointId(checkpoints.run_id(self.spec, self._roster, seed), 0, 0, digest)
+            place = CheckpointId(persistence.run_id(self.spec, self._roster, seed), 0, 0, digest)
         helped = None if folder is None else folder.helped
         players = self._built(self._setting(seed, rounds, place, helped))  # before anything is written
         # Who is asked: the roles that are here (of centralised training a pool), or all remote silos.
@@ -454,8 +454,8 @@ class Federation:
         return None if rows is None else (packed_as(rows[0], self.layout, part), rows[1])
 
     def digest(self, seed: int, rounds: int) -> str:
-        """Return what a resumed run must agree on (`moretta.run.checkpoints.digest_of`)."""
-        return checkpoints.digest_of(self.spec, self.silos, self.model, self.layout, seed, rounds)
+        """Return what a resumed run must agree on (`moretta.run.persistence.digest_of`)."""
+        return persistence.digest_of(self.spec, self.silos, self.model, self.layout, seed, rounds)
 
     @property
     def summing(self) -> SecureAggregation:

@@ -35,10 +35,10 @@ from moretta.protocols.common.scoring import CONFUSION, RELIABILITY
 from moretta.protocols.common.specification import Specification
 from moretta.protocols.common.stacked import LARGEST
 from moretta.protocols.registry import entry_of
-from moretta.run.checkpoints import BestRound, RunFiles, inputs_of, recorder_of, restore_states, states_of
 from moretta.run.evaluation import MANY, Evaluator
 from moretta.run.inputs import Trainable, doubts
 from moretta.run.metrics import metrics_of_counts, of_counts, tables_of_counts
+from moretta.run.persistence import BestRound, RunFiles, inputs_of, recorder_of, restore_states, states_of
 from moretta.run.preview import told_of_sums
 from moretta.run.progress import EVERY, Progress, Rhythm, round_line
 from moretta.run.raw_rows import Prepared

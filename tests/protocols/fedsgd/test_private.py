@@ -381,7 +381,7 @@ def test_standardised_inputs_are_named_as_left_out() -> None:
 
 @pytest.mark.parametrize("scheme", ["none", "pairwise"])
 def test_a_resumed_run_ends_with_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: Any) -> None:
-    monkeypatch.setattr("moretta.run.checkpoints.secrets.token_hex", lambda count: "5" * 2 * count)
+    monkeypatch.setattr("moretta.run.persistence.secrets.token_hex", lambda count: "5" * 2 * count)
     secure = SecureAggregation(scheme=scheme)
 
     def begin() -> None:
