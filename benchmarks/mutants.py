@@ -270,12 +270,11 @@ def run(log: Path, count: int) -> list[dict[str, Any]]:
     return found
 
 
-def record(lines: list[dict[str, Any]]) -> dict[str, Any]:
+def record(lines: list[dict[str, Any]], commit: str) -> dict[str, Any]:
     """Return the figures: outcomes by module and in all, what they were found with, and each mutant."""
     counts = {module: Counter(line["outcome"] for line in lines if line["module"] == module) for module in MODULES}
-    last = ["git", "log", "-1", "--format=%H", "--", "src", "tests"]
     return {
-        "commit": subprocess.run(last, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip(),
+        "commit": commit,
         "seed": SEED,
         "versions": {"python": platform.python_version()} | {n: version(n) for n in ("mutmut", "hypothesis", "pytest")},
         "survived": {module: count["survived"] for module, count in counts.items()},
@@ -327,7 +326,9 @@ def main() -> int:
         return 0
     for name in SLOW_TO_IMPORT:
         importlib.import_module(name)
-    figures = record(run(options.log, options.count))
+    last = ["git", "log", "-1", "--format=%H", "--", "src", "tests"]  # before mutants run: the checkout may move on
+    commit = subprocess.run(last, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    figures = record(run(options.log, options.count), commit)
     if options.out:
         options.out.write_text(written(figures))
     print(json.dumps({name: value for name, value in figures.items() if name != "mutants"}))
