@@ -69,6 +69,7 @@ RECORDS = [
     record(protocol={"loss": "cross-entropy", "variant": "paper", "exchange": "ratios"}, facts={"outputs": 2.0}),
     record(data={"score-at-silos": "classes"}, protocol={"blind": False}),
     record(dropped=LATE, protocol={"blind": False, "local-epochs": 1}),
+    record(facts=NOISE, protocol={"local-epochs": 1}),
     record(silos=2, protocol={"local-epochs": 1}),
     record(protocol={"local-epochs": 1, "fit": "ours:fit"}),
     record(secure={"scheme": "none"}, protocol={"local-epochs": 1}),
