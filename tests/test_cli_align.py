@@ -96,7 +96,7 @@ def test_nothing_in_common_is_refused_and_nothing_written(here: Path) -> None:
 def test_files_that_are_there_stay(here: Path) -> None:
     (here / "step1.bin").write_text("mine")
     done = call("align", "begin", *OF_A)
-    assert (done.code, "step1.bin is there already" in done.err) == (2, True)
+    assert (done.code, "step1.bin exists already" in done.err) == (2, True)
     assert (here / "step1.bin").read_text() == "mine"
     assert not (here / "a.secret").exists()
 

@@ -121,8 +121,8 @@ def test_arrays(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     [
         (["nothing.csv"], "there is no file nothing.csv"),
         (["nothing.npz"], "nothing.npz"),
-        (["run.toml", "--schema", "schema.toml"], "--schema and --target go with a table"),
-        (["clinic.csv", "--set", "run.rounds=1"], "--set goes with a run file"),
+        (["run.toml", "--schema", "schema.toml"], "--schema and --target need a table"),
+        (["clinic.csv", "--set", "run.rounds=1"], "--set needs a run file"),
         (["clinic.csv", "--schema", "schema.toml", "--target", "outcome"], "--schema names one; remove either"),
         (["clinic.csv", "--withhold", "-1"], "--withhold -1: expected 0 to"),
         (["rows.npz", "--schema", "schema.toml"], "a schema is for tables"),

@@ -152,6 +152,6 @@ def test_a_sweep_that_was_stopped_goes_on_where_it_was(here: Path, monkeypatch: 
 
 def test_what_does_not_go_together_is_one_sentence(here: Path) -> None:  # noqa: F811
     for words in (["--seeds", "2"], ["--resume"]):
-        assert "go with one run file" in call("compare", "folder", *words).sentence
-    assert "--audit goes with one seed" in call("compare", "run.toml", "--seeds", "2", "--audit").sentence
+        assert "need one run file" in call("compare", "folder", *words).sentence
+    assert "--audit needs one seed" in call("compare", "run.toml", "--seeds", "2", "--audit").sentence
     assert "expected how many" in call("compare", "run.toml", "--seeds", "many").sentence

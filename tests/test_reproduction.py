@@ -254,7 +254,7 @@ def test_without_a_checkout_it_is_said_where_experiments_are(
             cli.main()
         said = capsys.readouterr().err
         assert ended.value.code == 2
-        assert said.startswith("moretta: experiments holds no experiments, which are in Moretta's repository")
+        assert said.startswith("moretta: experiments holds no experiments, and pip does not install them")
         assert len(said.splitlines()) == 1
 
 

@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 
 align = typer.Typer(
     no_args_is_help=True,
-    help="Put the rows that partners share in one order, by ids that nobody is shown; all commands take --json.",
+    help="Put the rows that partners share in one order without showing ids; all commands take --json.",
 )
 
-RowsPath = Annotated[Path, typer.Option("--rows", metavar="FILE", help="One's own rows: a table, or .npz.")]
-IdColumn = Annotated[str, typer.Option("--id-column", metavar="NAME", help="The column (array of .npz) of the ids.")]
-SecretPath = Annotated[Path, typer.Option("--secret", metavar="FILE", help="What nobody else may read until the end.")]
+RowsPath = Annotated[Path, typer.Option("--rows", metavar="FILE", help="Your own rows: a table or an .npz file.")]
+IdColumn = Annotated[str, typer.Option("--id-column", metavar="NAME", help="The column (or .npz array) of ids.")]
+SecretPath = Annotated[Path, typer.Option("--secret", metavar="FILE", help="Your secrets; show them to nobody.")]
 OutPath = Annotated[Path, typer.Option("--out", metavar="FILE", help="The file for the other partner.")]
-PadTo = Annotated[int | None, typer.Option("--pad-to", min=1, metavar="N", help="List so many points, whatever rows.")]
+PadTo = Annotated[int | None, typer.Option("--pad-to", min=1, metavar="N", help="Pad the list of ids to length N.")]
 Rules = Annotated[
     list[str] | None,
-    typer.Option("--ids", metavar="RULE", help="How ids are compared, one option a rule: strip, unicode, fold-case, "
-                 "drop-spaces, drop-punctuation, drop-zeros, or none; the first three unless given."),
+    typer.Option("--ids", metavar="RULE", help="A rule that normalises ids before they are compared: strip, unicode, "
+                 "fold-case, drop-spaces, drop-punctuation, drop-zeros, or none. May repeat; default: the first 3."),
 ]  # fmt: skip
 Earlier = Annotated[
     Path | None,
-    typer.Option("--earlier", metavar="FILE", help="Go on from this alignment with another partner."),
+    typer.Option("--earlier", metavar="FILE", help="Continue from this alignment with an earlier partner."),
 ]
-Result = Annotated[Path, typer.Option("--alignment", metavar="FILE", help="Where the alignment goes.")]
+Result = Annotated[Path, typer.Option("--alignment", metavar="FILE", help="The file for the alignment.")]
 
 
 @align.command()
@@ -52,7 +52,7 @@ def begin(
     separator: Separator = None,
     file_encoding: FileEncoding = "utf-8",
 ) -> None:
-    """Begin: write a list of one's own ids, which nobody can read, for the other partner."""
+    """Begin: write a blinded list of your own ids for the other partner."""
     from moretta.data.alignment import steps
 
     _check_files([out, secret], [rows, earlier])
@@ -74,7 +74,7 @@ def answer(
     separator: Separator = None,
     file_encoding: FileEncoding = "utf-8",
 ) -> None:
-    """Answer a partner that began."""
+    """Answer: read the blinded list of the partner that began, and write your own."""
     from moretta.data.alignment import steps
 
     _check_files([out, secret], [step, rows])
@@ -85,7 +85,7 @@ def answer(
 @align.command()
 def finish(
     step: Annotated[
-        Path, typer.Argument(metavar="STEP", help="Step 2, at the partner that began; step 3, at the other.")
+        Path, typer.Argument(metavar="STEP", help="The other's file: step 2 if you began, 3 if you answered.")
     ],
     rows: RowsPath,
     id_column: IdColumn,
@@ -93,13 +93,13 @@ def finish(
     alignment: Result = Path("alignment.json"),
     out: OutPath = Path("step3.bin"),
     left: Annotated[
-        Path, typer.Option("--left", metavar="FILE", help="With --earlier: what is left, for earlier partners.")
+        Path, typer.Option("--left", metavar="FILE", help="With --earlier: remaining rows, for earlier partners.")
     ] = Path("left.bin"),
     earlier: Earlier = None,
     separator: Separator = None,
     file_encoding: FileEncoding = "utf-8",
 ) -> None:
-    """Find the shared rows, write the alignment and, at the partner that began, step 3; the secrets are removed."""
+    """Finish: find the shared rows, write the alignment and, if you began, step 3; the secrets are removed."""
     from moretta.data.alignment import steps
     from moretta.data.alignment.partner import NothingShared
     from moretta.engines.files import write_atomically
@@ -137,12 +137,12 @@ def finish(
 @align.command()
 def narrow(
     left: Annotated[
-        Path, typer.Argument(metavar="LEFT", help="The file of remaining rows, from the partner that went on.")
+        Path, typer.Argument(metavar="LEFT", help="The remaining rows, from the partner that aligned further.")
     ],
     alignment: Annotated[Path, typer.Option(metavar="FILE", help="The alignment with that partner.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the narrower alignment goes.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The file for the narrowed alignment.")],
 ) -> None:
-    """Keep the rows that a further partner has too."""
+    """Keep only the rows that a further partner also has."""
     from moretta.data.alignment import steps
     from moretta.data.alignment.partner import Alignment
 
@@ -185,7 +185,7 @@ def _earlier(path: Path | None) -> Alignment | None:
 
 
 def _hand_over(made: tuple[bytes, bytes], out: Path, secret: Path, number: int) -> None:
-    """Write a step for the other partner and one's own secrets, or neither."""
+    """Write a step for the other partner and the own secrets, or neither."""
     _write({secret: made[1], out: made[0]})
     result = {"step": number, "out": str(out), "secret": str(secret)}
     say(result, lambda: print(f"hand over: {out}\nkeep to yourself: {secret}"))
@@ -207,12 +207,12 @@ def _write(files: Mapping[Path, bytes]) -> None:
 
 
 def _check_files(outputs: Sequence[Path], inputs: Sequence[Path | None]) -> None:
-    """Raise `moretta.errors.ParameterError` unless outputs are new files in folders that are there, before any work."""
+    """Raise `moretta.errors.ParameterError` unless outputs are new files in existing folders, before any work."""
     names = [path.resolve() for path in (*outputs, *inputs) if path is not None]
     for path in outputs:
         if names.count(path.resolve()) > 1:
             raise ParameterError(f"{path} is named for two files of this step; name another for one of them")
         if path.exists():
-            raise ParameterError(f"{path} is there already; remove it or name another file")
+            raise ParameterError(f"{path} exists already; remove it or name another file")
         if not path.parent.is_dir():
             raise ParameterError(f"{path}: there is no folder {path.parent}; make it or name another file")

@@ -25,46 +25,46 @@ def compare(
         list[str],
         typer.Option(
             metavar='"PROTOCOL KEY=VALUE ..."',
-            help='A protocol with settings of its own, "pbpfl partitions=all", or settings of any section, '
-            '"data.batch-size=8 protocol.learning-rate=0.1". May repeat.',
+            help='With a run file: a protocol with its own settings, such as "pbpfl partitions=all", or settings of '
+            'any section, such as "data.batch-size=8 protocol.learning-rate=0.1". May repeat.',
         ),
     ] = [],  # noqa: B006  # typer reads the default, nothing writes to it
     seeds: Annotated[
         str | None,
         typer.Option(
             metavar="NUMBER | LIST",
-            help="With a run file: run each from so many seeds, the run file's own and those after it, or from these.",
+            help="With a run file: how many seeds to train each from, counted on from the run file's; or their list.",
         ),
     ] = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="With a run file: keep runs that have ended, go on with those that have not."),
+        typer.Option("--resume", help="With a run file: keep finished runs, and continue the others."),
     ] = False,
     audits: Annotated[
         bool, typer.Option("--audit", help="Also audit each run, and compare what each role could learn.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Where the runs and report.html go; runs/NAME by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder for runs and report.html; runs/NAME by default.")] = None,
     allow_code: AllowCode = False,
     overrides: Overrides = [],  # noqa: B006  # typer reads the default, nothing writes to it
 ) -> None:
-    """Compare run folders, or run one run file by several protocols, and compare those.
+    """Compare run folders, or train a run file with several protocols and compare those runs.
 
-    With --variant or --seeds, and no --audit, that is a sweep: validation rows choose one (data.validation-fraction),
-    and figures on test rows are of that one alone.
+    --variant or --seeds without --audit makes a sweep: validation rows (data.validation-fraction) choose one variant,
+    and the result has test scores of that variant alone.
     """
     run_path = runs[0] if len(runs) == 1 and runs[0].suffix == ".toml" else None
     if run_path is None and (protocols or variant or overrides or seeds or resume):
         raise ParameterError(
-            "--protocols, --variant, --seeds, --resume and --set go with one run file, not with folders"
+            "--protocols, --variant, --seeds, --resume and --set need one run file, got folders; remove them"
         )
     with needs_torch():
         from moretta.config import run_files
         from moretta.run import comparison
 
         if run_path is not None and not protocols and not variant and not seeds:
-            raise ParameterError("comparing by a run file needs --protocols, for example --protocols fedsgd,pbpfl")
+            raise ParameterError("--protocols is missing; a run file needs it, for example --protocols fedsgd,pbpfl")
         if seeds and audits:
-            raise ParameterError("--audit goes with one seed; leave out --seeds, or audit a run by moretta audit")
+            raise ParameterError("--audit needs one seed; remove --seeds, or audit a run by moretta audit")
         run_file = None if run_path is None else run_files.load(run_path, overrides)
         folders, home = runs, out or (run_file.folder if run_file is not None else None)
         if home is not None:
@@ -93,7 +93,7 @@ def compare(
 
 
 def _train_each(cells: Sequence[Cell], resume: bool) -> None:
-    """Train what has not ended, once nothing of it can be refused."""
+    """Train the runs that have not ended, after a rehearsal of all of them."""
     from moretta.run import comparison
 
     left = [cell for cell in cells if not (resume and cell.has_ended)]
@@ -148,7 +148,7 @@ def _print_sweep(cells: Sequence[Cell], home: Path) -> None:
 
 
 def _audit_each(folders: Sequence[Path], trained_here: bool, allow_code: bool) -> None:
-    """Audit each run folder, once none of them can be refused. trained_here: by a run file that the user gave."""
+    """Audit each run folder, after all of them are checked. trained_here: by a run file that the user gave."""
     from moretta.run import auditing
 
     allowed = {folder: trained_here or allows_code(folder, allow_code, data=True) for folder in folders}
@@ -160,7 +160,7 @@ def _audit_each(folders: Sequence[Path], trained_here: bool, allow_code: bool) -
 
 
 def _write_page(folders: Sequence[Path], home: Path | None) -> tuple[dict[str, float], Path | None]:
-    """Return how far weights ended apart; write the comparison's page, and return its path, if there is a home."""
+    """Return the differences of final weights; write the comparison's page, and return its path, if there is a home."""
     from moretta.run import comparison
 
     differences = comparison.weight_differences(folders)
@@ -203,33 +203,31 @@ def _print_comparison(
 
 
 def reproduce(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="An experiment; left out, they are listed.")
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="The quick form, minutes on two cores.")] = False,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The experiment; omit it to list all.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Run the short form, minutes on two cores.")] = False,
     data: Annotated[Path | None, typer.Option(help="The folder of data sets.", envvar="MORETTA_DATA")] = None,
-    out: Annotated[Path, typer.Option(help="Where results are kept, and gone on from.")] = Path("runs/reproduce"),
-    epochs: Annotated[int | None, typer.Option(help="Train so long instead.")] = None,
-    only: Annotated[
-        list[str], typer.Option(metavar="LEVEL", help="Train only cells of this level; may be repeated.")
-    ] = [],  # noqa: B006  # typer reads the default, nothing writes to it
+    out: Annotated[Path, typer.Option(help="The folder for results; a later call continues there.")] = Path(
+        "runs/reproduce"
+    ),
+    epochs: Annotated[int | None, typer.Option(help="Train this many epochs instead.")] = None,
+    only: Annotated[list[str], typer.Option(metavar="LEVEL", help="Train only cells of this level. May repeat.")] = [],  # noqa: B006  # typer reads the default, nothing writes to it
     experiments: Annotated[Path, typer.Option(help="The folder of experiments.")] = Path("experiments"),
     overrides: Overrides = [],  # noqa: B006  # typer reads the default, nothing writes to it
 ) -> None:
-    """Run an experiment of the papers, and show our figures beside theirs."""
+    """Run a paper's experiment, and show its figures beside the paper's."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from moretta.data.references import OWN_CODE, resolve
 
     if not (experiments / "reproduction.py").is_file():
         raise ParameterError(
-            f"{experiments} holds no experiments, which are in Moretta's repository and not in what pip installs; run "
-            "this in a checkout, or name its folder by --experiments"
+            f"{experiments} holds no experiments, and pip does not install them; run this in a checkout of Moretta's "
+            "repository, or name its folder by --experiments"
         )
     with needs_torch():
         choose = resolve("reproduction:choose", experiments, OWN_CODE)
         if name is None:
-            listing, lines = (resolve(f"play:{what}", experiments, OWN_CODE) for what in ("listing", "lines"))
+            listing, lines = (resolve(source, experiments, OWN_CODE) for source in ("play:listing", "play:lines"))
             entries = listing(experiments)
             say({"experiments": entries}, lambda: print(*lines(entries), sep="\n"))
             return
@@ -252,7 +250,7 @@ def reproduce(
             try:
                 results = chosen.run(out, tell, watch)
             except KeyboardInterrupt:
-                raise RunFailed("interrupted; the same command goes on with the cells that are left") from None
+                raise RunFailed("interrupted; the same command continues with the remaining cells") from None
     say(
         results,
         lambda: _print_reproduction(results, chosen.path(out), resolve("reproduction:table", experiments, OWN_CODE)),

@@ -1,4 +1,4 @@
-"""What a shell user calls for many machines: runs over them, long-lived identities, startup kits."""
+"""The commands for many machines: runs over them, long-lived identities, startup kits."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -29,14 +29,14 @@ from moretta.report.terminal import one_line
 KitPath = Annotated[Path, typer.Argument(metavar="KIT", help="A startup kit: a folder with startup/ and local/.")]
 Fingerprint = Annotated[
     str | None,
-    typer.Option("--fingerprint", metavar="DIGITS", help="What the other side has read out; asked for if left out."),
+    typer.Option("--fingerprint", metavar="DIGITS", help="The fingerprint that the other side read out."),
 ]
-SiloPath = Annotated[Path, typer.Option("--silo", metavar="silo.toml", help="What the site says of itself.")]
+SiloPath = Annotated[Path, typer.Option("--silo", metavar="silo.toml", help="The site's own settings.")]
 
 
 @contextmanager
 def needs_flare(extra: str = "flare") -> Iterator[None]:
-    """Say which extra is missing where FLARE, or what comes with it, cannot be imported. extra: what it comes with."""
+    """Name the missing extra where FLARE, or a package that comes with it, cannot be imported."""
     with needs_torch(), needs(extra, "nvflare"):
         yield
 
@@ -45,17 +45,17 @@ def serve(
     run: RunPath,
     out: Annotated[Path | None, typer.Option(help="The run folder; runs/NAME by default.")] = None,
     kits: Annotated[
-        Path | None, typer.Option(help="Where startup kits are made or found; OUT-kits by default.")
+        Path | None, typer.Option(help="The folder of startup kits, made if missing; OUT-kits by default.")
     ] = None,
     host: Annotated[str, typer.Option(help="The name or address by which sites reach this machine.")] = "localhost",
     port: Annotated[int, typer.Option(help="The port that sites connect to.", min=1, max=65535)] = 8002,
-    wait: Annotated[float, typer.Option(help="Seconds that sites may take to connect.", min=0)] = 600.0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's last checkpoint.")] = False,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for sites to connect.", min=0)] = 600.0,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the folder's last checkpoint.")] = False,
     watch: Watch = False,
     watch_port: Port = None,
     overrides: Overrides = [],  # noqa: B006  # typer reads the default, nothing writes to it
 ) -> None:
-    """Play a run with sites on machines of their own, and leave a run folder."""
+    """Serve a run to sites on other machines, and write a run folder."""
     from moretta.config import run_files
 
     run_file = run_files.load(run, overrides)
@@ -68,7 +68,7 @@ def serve(
         places = serving.Places(folder, kits or folder.with_name(f"{folder.name}-kits"))
 
         with (
-            interruptible(f"interrupted; {folder} goes on from its last checkpoint by --resume"),
+            interruptible(f"interrupted; --resume continues {folder} from its last checkpoint"),
             page_of(folder, watch, watch_port) as note,
         ):
 
@@ -91,13 +91,13 @@ def join(
     kit: KitPath,
     silo: SiloPath,
     edge: Annotated[
-        bool, typer.Option("--edge", help="Take part in baffle by a process with ONNX Runtime and without PyTorch.")
+        bool, typer.Option("--edge", help="Take part in baffle with ONNX Runtime and without PyTorch.")
     ] = False,
     memory_limit_mib: Annotated[
-        float | None, typer.Option("--memory-limit-mib", help="The most memory of that process.", min=1)
+        float | None, typer.Option("--memory-limit-mib", help="The most memory that training may take, in MiB.", min=1)
     ] = None,
     request: Annotated[
-        bool, typer.Option("--request", help="Make this site's key in KIT, a new folder, and a request to be signed.")
+        bool, typer.Option("--request", help="Make this site's key in a new folder KIT, and a request to sign it.")
     ] = False,
     reply: Annotated[
         Path | None,
@@ -105,18 +105,18 @@ def join(
     ] = None,
     fingerprint: Fingerprint = None,
     once: Annotated[
-        bool, typer.Option("--once", help="End with the server's run, and do not wait for its next one.")
+        bool, typer.Option("--once", help="End after one run of the server, without waiting for the next.")
     ] = False,
 ) -> None:
-    """Take part in a server's runs as one site, until ctrl-c; or, before that, have its own key certified."""
+    """Take part in a server's runs as one site until ctrl-c. --request and --reply first certify the site's key."""
     if request or reply is not None:
         if request and reply is not None:
-            raise ParameterError("--request comes first, and --reply when the server has answered; give one of them")
+            raise ParameterError("--request and --reply exclude each other; give --reply once the server has answered")
         return _ask_for_certificate(kit, silo) if reply is None else _complete(kit, silo, reply, fingerprint)
     with needs_flare("edge-flare" if edge else "flare"):
         from moretta.deployment.join import join as take_part
 
-        with interruptible("interrupted; joining again goes on with this run, or takes part in the next one"):
+        with interruptible("interrupted; the same command continues this run, or joins the next one"):
             done = take_part(kit, silo, tell, edge=edge, memory_limit_mib=memory_limit_mib, once=once)
     say(done.as_json(), lambda: print(done.sentence()))
 
@@ -150,16 +150,16 @@ def _complete(kit: Path, silo: Path, reply: Path, fingerprint: str | None) -> No
 
 
 def compared(whose: str, own: str, read_out: str | None) -> bool:
-    """Return whether a fingerprint is what the other side has read out, by what was given or asked in a terminal."""
+    """Return whether a fingerprint is the one that the other side read out: an option, or an answer in a terminal."""
     from moretta.deployment.certificate_requests import same_fingerprint
 
     if read_out is not None:
         return same_fingerprint(read_out, own)
     if not (sys.stdin.isatty() and screen.is_terminal):
-        raise ParameterError(f"the fingerprint of {whose} is to be compared; give what was read out as --fingerprint")
-    return typer.confirm(
-        f"The fingerprint of {whose} is\n    {own}\nIs that what the other side has read out?", err=True
-    )
+        raise ParameterError(
+            f"the fingerprint of {whose} is not compared yet; give the one that was read out as --fingerprint"
+        )
+    return typer.confirm(f"The fingerprint of {whose} is\n    {own}\nDid the other side read out the same?", err=True)
 
 
 def job(
@@ -167,7 +167,7 @@ def job(
     out: Annotated[Path, typer.Option(help="The job folder.")],
     server_key: Annotated[
         Path,
-        typer.Option("--server-key", metavar="KEY", help="The server's own key, a file or folder; it signs the job."),
+        typer.Option("--server-key", metavar="KEY", help="The server's private key, a file or folder, to sign by."),
     ],
     overrides: Overrides = [],  # noqa: B006  # typer reads the default, nothing writes to it
 ) -> None:
@@ -186,9 +186,9 @@ def job(
 
 def accept(
     silo: SiloPath,
-    yes: Annotated[bool, typer.Option("--yes", help="Accept what is shown without asking.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Accept the settings shown without asking.")] = False,
 ) -> None:
-    """Show how the run that waits at a site differs from what the site has agreed to, and accept it."""
+    """Show how a waiting run differs from the settings that a site agreed to, and accept it."""
     from moretta.config import silo_file
     from moretta.deployment.agreed_settings import SiteAgreement, differences
 
@@ -202,31 +202,31 @@ def accept(
     if waiting is not None and not waiting.settings:
         lines.append(f"refused by this site's silo.toml, which accepting does not change: {waiting.sentence}")
     if closed and changes:
-        lines.append("accepting opens no closed settings while others wait; run it again for those")
+        lines.append("closed settings stay closed while others wait; run moretta accept again to open them")
     for line in lines or ["nothing waits"]:
         if not wants_json():
             tell(line)
     if (closed or changes) and not yes:
         if not (sys.stdin.isatty() and screen.is_terminal):
-            raise ParameterError("a person has to accept the settings above; run this in a terminal, or add --yes")
+            raise ParameterError("nobody has accepted the settings above; run this in a terminal, or add --yes")
         yes = typer.confirm("Accept it?", err=True)
     if yes:
         agreement.accept(waiting)
     result = {"waiting": lines, "accepted": yes and bool(closed or changes), "agreed": len(agreement.agreed())}
-    say(result, lambda: print(f"{result['agreed']} sets of settings are agreed to"))
+    say(result, lambda: print(f"this site has agreed to {result['agreed']} sets of settings"))
 
 
 def doctor(
-    kit: Annotated[Path | None, typer.Option(help="The startup kit, of a site or of the server.")] = None,
-    silo: Annotated[Path | None, typer.Option("--silo", metavar="silo.toml", help="Of a site: its silo.toml.")] = None,
+    kit: Annotated[Path | None, typer.Option(help="The startup kit of a site or of the server.")] = None,
+    silo: Annotated[Path | None, typer.Option("--silo", metavar="silo.toml", help="At a site: its settings.")] = None,
     run: Annotated[
-        Path | None, typer.Option(metavar="RUN.toml", help="The run file: of the server, or for a site's rows to fit.")
+        Path | None, typer.Option(metavar="RUN.toml", help="The server's run file; at a site, to check its rows.")
     ] = None,
     port: Annotated[
-        int | None, typer.Option(help="Of the server: the port that sites connect to.", min=1, max=65535)
+        int | None, typer.Option(help="At the server: the port that sites connect to.", min=1, max=65535)
     ] = None,
 ) -> None:
-    """Look whether this machine could take part: versions, certificates, clock, reachability, data, model, memory."""
+    """Check whether this machine could take part: versions, certificates, clock, reachability, data, model, memory."""
     from moretta.deployment.doctor import examine
 
     findings = examine(kit=kit, silo=silo, run=run, port=port)  # what is not installed is one of them
@@ -241,9 +241,9 @@ keys = typer.Typer(no_args_is_help=True, help="Make and show long-lived identiti
 
 @keys.command("new")
 def new_key(
-    out: Annotated[Path, typer.Option(help="A new folder for identity.key, which stays there, and identity.pub.")],
+    out: Annotated[Path, typer.Option(help="A new folder for identity.key, which is private, and identity.pub.")],
 ) -> None:
-    """Make an identity: its private key for this silo alone, its public key for everybody's roster."""
+    """Make an identity: a private key that stays at this silo, and a public key for the roster."""
     from moretta.secure_aggregation.identity import Identity
 
     identity = Identity.fresh()
@@ -255,7 +255,7 @@ def new_key(
 def show_key(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="The folder of an identity, or one of its two files.")],
 ) -> None:
-    """Show the public key of an identity as a roster has it, and its fingerprint."""
+    """Show an identity's public key, as a line for the roster, and its fingerprint."""
     from moretta.secure_aggregation.identity import read_public_key
 
     _say_key(read_public_key(path), {})
@@ -269,25 +269,25 @@ def _say_key(key: bytes, more: Mapping[str, str]) -> None:
     say({"key": lines[0], **marks}, lambda: print(*lines, sep="\n"))
 
 
-kit = typer.Typer(no_args_is_help=True, help="Startup kits of NVIDIA FLARE; every command takes --json.")
+kit = typer.Typer(no_args_is_help=True, help="Make and patch startup kits of NVIDIA FLARE; every command takes --json.")
 
-KitsPath = Annotated[Path, typer.Argument(metavar="KITS", help="The folder of kits, which serve takes by --kits.")]
+KitsPath = Annotated[Path, typer.Argument(metavar="KITS", help="The folder of kits, for serve --kits.")]
 
 
 @kit.command("patch")
 def patch(
     kit: KitPath,
-    silo: Annotated[Path | None, typer.Option("--silo", metavar="silo.toml", help="Of a site: its silo.toml.")] = None,
+    silo: Annotated[Path | None, typer.Option("--silo", metavar="silo.toml", help="At a site: its settings.")] = None,
     server_key: Annotated[
         list[str],
         typer.Option(
             "--server-key",
             metavar="KEY",
-            help="Of a site: the server's public line or file, or two while it changes; of the server: its own key.",
+            help="At a site: the server's public key, a line or file (two while it changes); at the server: its own.",
         ),
     ] = [],  # noqa: B006  # typer reads the default, nothing writes to it
 ) -> None:
-    """Let a FLARE startup kit run Moretta's jobs: allow-list, launcher, communication settings, the server's key."""
+    """Patch a FLARE startup kit to run Moretta's jobs: allow-list, launcher, communication, the server's key."""
     with needs_flare():
         from moretta.deployment import provisioning
 
@@ -301,7 +301,7 @@ def new(
     host: Annotated[str, typer.Option(help="The name or address by which sites reach the server.")],
     port: Annotated[int, typer.Option(help="The port that sites connect to.", min=1, max=65535)] = 8002,
 ) -> None:
-    """Make a server's kit, and an authority that signs the requests of sites, who make their own keys."""
+    """Make a server's kit, and an authority that certifies the keys that sites make themselves."""
     with needs_flare():
         from moretta.deployment.provisioning import provision_authority
         from moretta.secure_aggregation.identity import fingerprint, read_public_key
@@ -317,14 +317,12 @@ def new(
 
 @kit.command("sign")
 def sign(
-    request: Annotated[Path, typer.Argument(metavar="REQUEST", help="What the site has sent.")],
-    kits: Annotated[Path, typer.Option("--kits", help="The folder that moretta kit new has made.")],
+    request: Annotated[Path, typer.Argument(metavar="REQUEST", help="The request file that the site sent.")],
+    kits: Annotated[Path, typer.Option("--kits", help="The folder that moretta kit new made.")],
     fingerprint: Fingerprint = None,
-    renew: Annotated[
-        bool, typer.Option("--renew", help="Let a site that has a certificate have another, for another key.")
-    ] = False,
+    renew: Annotated[bool, typer.Option("--renew", help="Certify a new key of a site that has a certificate.")] = False,
 ) -> None:
-    """Certify a site's own key, once its fingerprint was compared with what the site has read out."""
+    """Certify a site's own key, once you have compared its fingerprint with the one that the site read out."""
     with needs_flare():
         from moretta.deployment import certificate_requests
 

@@ -1,4 +1,4 @@
-"""What a shell user calls.
+"""The application of the shell's commands, its shared options and its exit codes.
 
 Every command takes ``--json``: one object on stdout, progress on stderr; and ``--quiet``: nothing but errors. Exit
 codes: 0 done, 1 failed, 2 bad usage or input, 3 rows left out. A failure is one sentence on stderr, and under
@@ -28,7 +28,7 @@ UsageError: Any = typer.BadParameter.__base__
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing but errors; under --json also the one object.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors only; with --json also the object.")]
 
 
 def add_shared_options(app: typer.Typer) -> None:
@@ -61,23 +61,23 @@ def _with_shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def misused(error: Any) -> str:
-    """Return in one sentence what is wrong with a command line. error: a `UsageError`."""
+    """Return one sentence about what is wrong with a command line. error: a `UsageError`."""
     path = "moretta" if error.ctx is None else error.ctx.command_path
-    return f"{error.format_message().rstrip('.')}; {path} --help says what there is"
+    return f"{error.format_message().rstrip('.')}; see {path} --help"
 
 
-HELP = """Train one PyTorch model across organisations, where nobody says more than the protocol needs.
+HELP = """Train one PyTorch model across organisations that keep their rows to themselves.
 
 Exit codes: 0 done, 1 failed, 2 bad usage or input, 3 rows left out.
 """
 _OF_PATHS: dict[type[OSError], str] = {
     FileNotFoundError: "there is no such file or folder; check the path",
-    FileExistsError: "is there already; name another, or remove it",
-    NotADirectoryError: "is a file, or lies below one; expected a directory: name another",
-    IsADirectoryError: "is a directory; expected a file: name one",
-    PermissionError: "may not be read or written by you; name another, or change its permissions",
+    FileExistsError: "exists already; name another, or remove it",
+    NotADirectoryError: "expected a directory, got a file or a path below one; name another",
+    IsADirectoryError: "expected a file, got a directory; name a file",
+    PermissionError: "you have no permission to read or write it; change its permissions, or name another",
 }
-_READ_ONLY = "is on a disk that may only be read; name another, or have the disk writable"
+_READ_ONLY = "the disk is read-only; name a path on another, or make the disk writable"
 INTERRUPTED = 130  # what typer returns for a ctrl-c that no command has made a sentence of
 app = typer.Typer(
     no_args_is_help=True,
@@ -89,7 +89,7 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run a command; turn what goes wrong into one sentence and an exit code."""
+    """Run a command; turn each failure into one sentence and an exit code."""
     begin()
     root = logging.getLogger()
     if (handler := logging.lastResort) is not None:  # shows warnings on stderr; Python's users set up their own
@@ -106,7 +106,7 @@ def main() -> None:
         reason = _READ_ONLY if error.errno == errno.EROFS else _OF_PATHS.get(type(error))
         _fail(f"{where}{reason or error.strerror or error}", 1 if reason is None else 2)
     except MemoryError:
-        _fail("the memory of this machine is used up; use smaller files or batches, or a machine with more memory", 1)
+        _fail("this machine is out of memory; use smaller files or batches, or a machine with more memory", 1)
     except Exception as error:  # a mistake of ours, whose traceback follows
         print_error(f"unexpected failure ({type(error).__name__}); the traceback is on stderr", 1)
         raise
@@ -123,7 +123,7 @@ def _call() -> None:
         if type(error).__name__ == "NoArgsIsHelpError":  # it has shown the help of its group
             sys.exit(error.exit_code)
         _fail(misused(error), error.exit_code)
-    except BrokenPipeError:  # whoever read it has seen enough
+    except BrokenPipeError:  # the reader of stdout has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except typer.Abort:

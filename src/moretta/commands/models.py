@@ -1,4 +1,4 @@
-"""`moretta predict`, `evaluate` and `export`: what a finished run released, on rows or as a file."""
+"""`moretta predict`, `evaluate` and `export`: the model that a finished run released, on rows or as a file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Architecture = Annotated[
     str | None,
-    typer.Option("--model", metavar="MODULE:FUNCTION", help="Of a run made from Python: what builds its model."),
+    typer.Option("--model", metavar="MODULE:FUNCTION", help="For a run made from Python: builds its model."),
 ]
 LEFT_OUT = 3  # the exit code where some rows are not predicted
 TrueModel = Annotated[bool, typer.Option("--true-model", help="Use the server's true model, not the released one.")]
@@ -27,7 +27,7 @@ SiloFile = Annotated[
     Path | None,
     typer.Option(
         metavar="silo.toml",
-        help="Read a table as this site reads its own: by \\[data] and \\[mapping] of its silo.toml.",
+        help="Read a table as this site reads its own, by \\[data] and \\[mapping] of its silo.toml.",
     ),
 ]
 
@@ -39,7 +39,7 @@ def predict(
         typer.Option(help="Rows to predict: a table with the training columns, .npz with x, or a folder of images."),
     ],
     out: Annotated[
-        Path, typer.Option(help="Where predictions go, a row each: .csv, of masks .npz; or .npy for plain outputs.")
+        Path, typer.Option(help="The file for predictions, one a row: .csv, .npz for masks, or .npy for raw outputs.")
     ],
     true_model: TrueModel = False,
     silo: OfSilo = None,
@@ -51,9 +51,10 @@ def predict(
     absent: Absent = [],  # noqa: B006  # typer reads the default, nothing writes to it
     allow_code: AllowCode = False,
 ) -> None:
-    """Predict with the released model of a run; what is not said of a .csv file is as in the run.
+    """Predict with the released model of a run.
 
-    Rows that do not fit the schema are left out and named; the exit code is 3 then.
+    A .csv file is read as in the run, unless options say otherwise. Rows that do not fit the schema are left out and
+    listed, with exit code 3.
     """
     with needs_torch():
         from moretta.run.prediction import predict as predict_rows
@@ -72,7 +73,7 @@ def evaluate(
         Path, typer.Option(help="Labelled rows that were not trained on: a table with its target, .npz with x and y.")
     ],
     by: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Judge the rows of each of its values apart too, as a ward's.")
+        str | None, typer.Option(metavar="COLUMN", help="Also score each value of this column, such as each ward.")
     ] = None,
     true_model: TrueModel = False,
     silo: OfSilo = None,
@@ -84,9 +85,9 @@ def evaluate(
     absent: Absent = [],  # noqa: B006  # typer reads the default, nothing writes to it
     allow_code: AllowCode = False,
 ) -> None:
-    """Say how good a run's model is on other labelled rows, with intervals of 95 per cent, in all and by a column.
+    """Score a run's model on other labelled rows, with 95 % intervals, in all and by a column.
 
-    Rows that do not fit the schema are left out and named; the exit code is 3 then.
+    Rows that do not fit the schema are left out and listed, with exit code 3.
     """
     with needs_torch():
         from moretta.run.prediction import evaluate as judge
@@ -106,7 +107,7 @@ def evaluate(
                     sure = f"{figure['low']:.4g} to {figure['high']:.4g}"
                 print(f"    {name} {figure['value']:.4g} ({sure})")
             if "threshold" in scored:
-                print(f"    class 1 is taken from a probability of {scored['threshold']:.3g} on (by validation rows)")
+                print(f"    class 1 is predicted from a probability of {scored['threshold']:.3g} (by validation rows)")
             classes = "classes" in scored or "position_accuracy" in scored["figures"]
             print(f"    the {'commonest class' if classes else 'mean'} alone: {scored['baseline']:.4g}")
         if scores.get("parts_withheld"):
@@ -116,7 +117,7 @@ def evaluate(
 
 
 def _as_written(silo_file: Path | None, options: dict[str, Any]) -> tuple[dict[str, Any], ColumnMapping]:
-    """Return how a table is written, and what becomes of its columns. options: what options say, which come first."""
+    """Return the form of a table and the mapping of its columns. options: of the command line, which come first."""
     from moretta.config.silo_file import load
     from moretta.data.tables.mapping import ColumnMapping
 
@@ -127,7 +128,7 @@ def _as_written(silo_file: Path | None, options: dict[str, Any]) -> tuple[dict[s
 
 
 def _say_without(left_out: Mapping[int, str], result: Mapping[str, object], show: Callable[[], None]) -> None:
-    """Print what came of rows, then the numbers of those that were left out, for which the exit code is 3."""
+    """Print a result, then the rows that were left out; where there are such, exit with 3."""
 
     def show_both() -> None:
         show()
@@ -142,14 +143,14 @@ def _say_without(left_out: Mapping[int, str], result: Mapping[str, object], show
 
 def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run.")],
-    out: Annotated[Path, typer.Option(help="A .safetensors state_dict, an .onnx graph, or of a history a new folder.")],
+    out: Annotated[Path, typer.Option(help="A .safetensors or .onnx file; with --history a new folder.")],
     true_model: Annotated[
         bool, typer.Option("--true-model", help="Export the server's true model, not the released one.")
     ] = False,
     silo: OfSilo = None,
     model: Architecture = None,
     history: Annotated[
-        bool, typer.Option("--history", help="Export the history, as TensorBoard's events, and no model.")
+        bool, typer.Option("--history", help="Export the history as TensorBoard events instead of a model.")
     ] = False,
     allow_code: AllowCode = False,
 ) -> None:
@@ -161,7 +162,7 @@ def export(
 
         if history:
             if true_model or silo is not None:
-                raise ParameterError("--history exports no model; leave out --true-model and --silo")
+                raise ParameterError("--history exports no model; remove --true-model and --silo")
             rounds = export_history(folder, out)
             say({"out": str(out), "rounds": rounds}, lambda: print(f"{out}   (tensorboard --logdir {out})"))
             return

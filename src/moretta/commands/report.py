@@ -1,4 +1,4 @@
-"""`moretta report`, `audit` and `dossier`: pages about runs, what each role could learn, and what assessments need."""
+"""`moretta report`, `audit` and `dossier`: pages about runs, attacks on them, and documents for assessments."""
 
 from pathlib import Path
 from typing import Annotated
@@ -26,23 +26,23 @@ def report(
 
 def audit(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run with recorded views.")],
-    thorough: Annotated[bool, typer.Option("--thorough", help="Also slow attacks; up to an hour.")] = False,
+    thorough: Annotated[bool, typer.Option("--thorough", help="Also run slow attacks, for up to an hour.")] = False,
     background: Annotated[
-        Path | None, typer.Option(help="Rows that attackers may have: .npz with x and y; else half of the test rows.")
+        Path | None, typer.Option(help="The attackers' own rows, .npz with x and y; half the test rows by default.")
     ] = None,
     fail_above: Annotated[
-        list[str], typer.Option("--fail-above", metavar="NAME=SCORE", help="Exit 1 where an attack scores more.")
+        list[str], typer.Option("--fail-above", metavar="NAME=SCORE", help="Exit with 1 if NAME scores above SCORE.")
     ] = [],  # noqa: B006  # typer reads the default, nothing writes to it
     federation: Annotated[
         str | None,
-        typer.Option(metavar="MODULE:FUNCTION", help="Of a run made from Python: what returns its Federation."),
+        typer.Option(metavar="MODULE:FUNCTION", help="For a run made from Python: returns its Federation."),
     ] = None,
     views: Annotated[
-        bool, typer.Option("--views", help="DIR has views that sites of Flower or FLARE recorded; with --federation.")
+        bool, typer.Option("--views", help="DIR holds views recorded at Flower or FLARE sites; needs --federation.")
     ] = False,
     allow_code: AllowCode = False,
 ) -> None:
-    """Attack what a run recorded, and say what each role could learn."""
+    """Attack a run's recorded messages, and report what each role could learn."""
     with needs_torch():
         from moretta.run import auditing
 
@@ -85,7 +85,7 @@ class WritesByDefault(TyperGroup):
     """`moretta dossier RUN` is `moretta dossier write RUN`."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Put the command in where none is named."""
+        """Add the command `write` where no command is named."""
         if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
             args = ["write", *args]
         return super().parse_args(ctx, args)
@@ -94,8 +94,8 @@ class WritesByDefault(TyperGroup):
 dossier = typer.Typer(
     cls=WritesByDefault,
     no_args_is_help=True,
-    help="Write what a run's folder says for a data-protection impact assessment, sign it, check signatures: "
-    "`moretta dossier RUN` writes; all take --json.",
+    help="Write a run's dossier for a data-protection impact assessment, sign it, and check its signatures. "
+    "`moretta dossier RUN` writes it; all commands take --json.",
 )
 
 
@@ -104,10 +104,10 @@ def write(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     out: Annotated[Path | None, typer.Option(help="The page, its JSON beside it; RUN/dossier.html by default.")] = None,
     answers: Annotated[
-        Path | None, typer.Option(help="What people answered, as TOML; RUN/dossier.toml by default.")
+        Path | None, typer.Option(help="People's answers, a TOML file; RUN/dossier.toml by default.")
     ] = None,
 ) -> None:
-    """Write the dossier of a run: a page that prints, and the JSON that each sentence of it stands in."""
+    """Write the dossier of a run: a page for print, and a JSON file with the same sentences."""
     with needs_torch():
         from moretta.report.dossier.page import write_dossier
 
@@ -127,7 +127,7 @@ def sign(
     file: File,
     key: Annotated[Path, typer.Option(metavar="DIR", help="The folder of your identity, as `moretta keys` made it.")],
 ) -> None:
-    """Sign a dossier by an identity, beside those who signed it before."""
+    """Add your signature to a dossier."""
     with needs_torch():
         from moretta.report.dossier import page
         from moretta.secure_aggregation.identity import Identity, fingerprint
@@ -141,9 +141,9 @@ def sign(
 @dossier.command("verify")
 def verify(
     file: File,
-    roster: Annotated[Path, typer.Option(metavar="FILE", help="The roster of all identities.")],
+    roster: Annotated[Path, typer.Option(metavar="FILE", help="The roster that lists all identities.")],
 ) -> None:
-    """Check who signed a dossier; exit 1 where a file was changed since, or a signer is unknown."""
+    """Check who signed a dossier; exit with 1 if a file has changed since, or a signer is unknown."""
     with needs_torch():
         from moretta.report.dossier import page
         from moretta.secure_aggregation.identity import Roster

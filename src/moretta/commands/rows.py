@@ -1,4 +1,4 @@
-"""`moretta look` and `schema`: rows before training, and what a table's columns mean."""
+"""`moretta look` and `schema`: a look at rows before training, and schemas of tables."""
 
 from __future__ import annotations
 
@@ -15,19 +15,17 @@ if TYPE_CHECKING:
     from moretta.data.tables.files import Format
 
 
-schema = typer.Typer(no_args_is_help=True, help="What a table's columns mean; every command takes --json.")
+schema = typer.Typer(no_args_is_help=True, help="Propose, check and convert schemas; every command takes --json.")
 
 TablePath = Annotated[Path, typer.Argument(metavar="FILE", help="A table: .csv, .csv.gz, .parquet or .arrow.")]
-Separator = Annotated[
-    str | None, typer.Option(help="What stands between the cells of a .csv file: , ; | tab, or a blank.")
-]
-Decimal = Annotated[str | None, typer.Option(help="What stands before a number's fraction: . or ,")]
-FileEncoding = Annotated[str | None, typer.Option(help="How the text of a .csv file is encoded, such as latin-1.")]
-Absent = Annotated[list[str], typer.Option(help="A cell that holds no value, such as n/a; may repeat.")]
+Separator = Annotated[str | None, typer.Option(help="The separator of a .csv file: , ; | tab, or a blank.")]
+Decimal = Annotated[str | None, typer.Option(help="The decimal sign of a .csv file: . or ,")]
+FileEncoding = Annotated[str | None, typer.Option(help="The encoding of a .csv file, such as latin-1.")]
+Absent = Annotated[list[str], typer.Option(help="A word that stands for no value, such as n/a. May repeat.")]
 
 
 def form_of(separator: str | None, decimal: str | None, file_encoding: str | None, absent: list[str]) -> Format:
-    """Return how a .csv file is written. Raises `moretta.errors.ParameterError` for another sign."""
+    """Return the form of a .csv file. Raises `moretta.errors.ParameterError` for another sign."""
     from moretta.data.tables.files import Format
 
     return Format(**given_of(separator, decimal, file_encoding, absent))
@@ -36,7 +34,7 @@ def form_of(separator: str | None, decimal: str | None, file_encoding: str | Non
 def given_of(
     separator: str | None, decimal: str | None, file_encoding: str | None, absent: list[str]
 ) -> dict[str, Any]:
-    """Return the fields of `Format` that are said."""
+    """Return the fields of `Format` that are set."""
     separator = "\t" if separator in ("tab", "\\t") else separator
     options = {"separator": separator, "decimal": decimal, "encoding": file_encoding, "absent": tuple(absent) or None}
     return {name: value for name, value in options.items() if value is not None}
@@ -45,20 +43,20 @@ def given_of(
 @schema.command("init")
 def init(
     file: TablePath,
-    out: Annotated[Path, typer.Option(help="Where the proposal goes; an existing file is not overwritten.")] = Path(
+    out: Annotated[Path, typer.Option(help="The file for the proposal; an existing one is not overwritten.")] = Path(
         "schema.toml"
     ),
     target: Annotated[str | None, typer.Option(help="The column to predict; the last one by default.")] = None,
     id_column: Annotated[str | None, typer.Option(help="The column of ids, if it does not look like one.")] = None,
     header: Annotated[
-        bool, typer.Option("--header", help="The first line has the columns' names, though it looks like a row.")
+        bool, typer.Option("--header", help="The first line holds the columns' names, although it looks like a row.")
     ] = False,
     separator: Separator = None,
     decimal: Decimal = ".",
     file_encoding: FileEncoding = "utf-8",
     absent: Absent = [],  # noqa: B006  # typer reads the default, nothing writes to it
 ) -> None:
-    """Propose a schema for a table: read it, decide what it asks to decide, and name it in \\[data] schema."""
+    """Propose a schema for a table. Read it, answer its questions, and name it in \\[data] schema."""
     from moretta.data.tables.doubts import Hints
     from moretta.data.tables.files import read_columns
     from moretta.data.tables.inference import as_toml, lines_of, propose
@@ -87,13 +85,13 @@ def init(
 @schema.command("check")
 def check(
     file: TablePath,
-    by: Annotated[Path, typer.Option("--schema", metavar="schema.toml", help="What the columns mean.")],
+    by: Annotated[Path, typer.Option("--schema", metavar="schema.toml", help="The table's schema.")],
     separator: Separator = None,
     decimal: Decimal = ".",
     file_encoding: FileEncoding = "utf-8",
     absent: Absent = [],  # noqa: B006
 ) -> None:
-    """Read a table by a schema, and say what does not fit, by column."""
+    """Read a table by a schema, and report by column what does not fit."""
     from moretta.data.tables import schema as schemas
     from moretta.data.tables.inference import lines_of
     from moretta.data.tables.rows import read_table
@@ -114,12 +112,12 @@ def check(
 @schema.command("convert")
 def convert(
     file: Annotated[Path, typer.Argument(metavar="SCHEMA", help="A schema.toml, or a Table Schema: a .json file.")],
-    out: Annotated[Path, typer.Option(help="The other, .json or .toml; an existing file is not overwritten.")],
+    out: Annotated[Path, typer.Option(help="The converted file, .json or .toml; an existing one is not overwritten.")],
     target: Annotated[
-        str | None, typer.Option(help="The column to predict, which a Table Schema need not say.")
+        str | None, typer.Option(help="The column to predict, if the Table Schema does not name it.")
     ] = None,
 ) -> None:
-    """Write a schema as Table Schema (Frictionless), or the other way round; say what cannot be kept."""
+    """Convert a schema to a Table Schema (Frictionless) or back, and list what is lost."""
     from moretta.data.tables import schema as schemas
     from moretta.data.tables.doubts import plain_form
     from moretta.data.tables.inference import Guess, as_toml
@@ -130,7 +128,7 @@ def convert(
     if out.exists():
         raise ParameterError(f"{out} exists already; remove it, or name another file by --out")
     if target is not None and file.suffix != ".json":
-        raise ParameterError(f"--target is for a Table Schema, a .json file, and {file} says its own; remove it")
+        raise ParameterError(f"--target is for a Table Schema, a .json file, and {file} names its own; remove it")
     schema, unkept = schemas.read(file, target)
     as_json = out.suffix == ".json"
     forms = {name: plain_form(column) for name, column in schema.columns.items()}
@@ -147,20 +145,20 @@ MOST_WITHHELD = 1_000_000
 
 def look(
     file: Annotated[Path, typer.Argument(metavar="RUN.toml|FILE", help="A run file, a table or an .npz file.")],
-    out: Annotated[Path | None, typer.Option(help="Write a page with plots here, an .html file.")] = None,
-    by_silo: Annotated[bool, typer.Option("--by-silo", help="Show each silo's counts, not only sums.")] = False,
-    withhold: Annotated[int, typer.Option(help="Do not show counts below this.")] = LEAST_SHOWN,
-    by: Annotated[
-        Path | None, typer.Option("--schema", metavar="schema.toml", help="What a table's columns mean.")
+    out: Annotated[Path | None, typer.Option(help="Also write a page with plots, an .html file.")] = None,
+    by_silo: Annotated[bool, typer.Option("--by-silo", help="Show each silo's counts besides the sums.")] = False,
+    withhold: Annotated[int, typer.Option(help="Withhold counts below this.")] = LEAST_SHOWN,
+    by: Annotated[Path | None, typer.Option("--schema", metavar="schema.toml", help="The table's schema.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Without a schema: the target; the last column by default.")
     ] = None,
-    target: Annotated[str | None, typer.Option(help="A table's target, without a schema; the last column.")] = None,
     separator: Separator = None,
     decimal: Decimal = ".",
     file_encoding: FileEncoding = "utf-8",
     absent: Absent = [],  # noqa: B006  # typer reads the default, nothing writes to it
     overrides: Overrides = [],  # noqa: B006
 ) -> None:
-    """Show how many rows there are, what is absent, and how values and classes are spread; train nothing."""
+    """Count rows, absent values and classes, and show how values are distributed; train nothing."""
     from moretta.config import run_files
     from moretta.data.look import lines_of
     from moretta.data.tables.doubts import Hints
@@ -171,14 +169,14 @@ def look(
     name = file.name
     if file.suffix == ".toml":
         if by is not None or target is not None:
-            raise ParameterError("--schema and --target go with a table; a run file names its own in [data]")
+            raise ParameterError("--schema and --target need a table, got a run file; set them in its [data]")
         run_file = run_files.load(file, overrides)
         name, overview = run_file.run.name, look_of_run(run_file, withhold)
     elif overrides:
-        raise ParameterError("--set goes with a run file")
+        raise ParameterError("--set needs a run file, got a table; remove it")
     else:
         if by is not None and target is not None:
-            raise ParameterError("--target goes with a table without a schema, and --schema names one; remove either")
+            raise ParameterError("--target is for a table without a schema, and --schema names one; remove either")
         form = form_of(separator, decimal, file_encoding, absent)
         overview = look_of_file(file, by, form, Hints(target, missing="mean"), withhold)
     result = {"format": 1, **overview.plain(withhold, by_silo=by_silo)}

@@ -1,6 +1,6 @@
-"""What all commands share: what goes to which stream, options that many have, and which extra is missing.
+"""What all commands share: the streams, common options, and sentences about missing extras.
 
-So that a command's help comes at once, files of commands import what computes inside their functions.
+Files of commands import heavy modules inside their functions, so that help is printed at once.
 """
 
 import io
@@ -22,13 +22,13 @@ from moretta.errors import MissingExtra
 from moretta.report.terminal import PrintableStream, Screen, one_line
 
 screen = Screen(stderr=True)
-_printed = list[bool]()  # an object a command: there is one
-_stdout = list[TextIO]()  # where that goes
-_as_json = list[bool]()  # whether it is asked for
+_printed = list[bool]()  # whether the command's one object was printed
+_stdout = list[TextIO]()  # the stream for it
+_as_json = list[bool]()  # whether --json was given
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file.")]
-AllowCode = Annotated[bool, typer.Option("--allow-code", help="Run the code that the run folder names, unasked.")]
-Overrides = Annotated[list[str], typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key.")]
+AllowCode = Annotated[bool, typer.Option("--allow-code", help="Run the run folder's code without asking.")]
+Overrides = Annotated[list[str], typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key. May repeat.")]
 
 
 def tell(line: str) -> None:
@@ -37,14 +37,14 @@ def tell(line: str) -> None:
 
 
 def wants_json() -> bool:
-    """Return whether the command line asks for an object, which is known before it is understood."""
+    """Return whether the command line has --json, also before it is parsed."""
     return "--json" in sys.argv[1:]
 
 
 def print_error(sentence: str, code: int) -> None:
-    """Print what went wrong as the one object on stdout, where the command line asks for one and none has been printed.
+    """Print an error as the one object on stdout, under --json and where no object has been printed.
 
-    A check that fails has printed what it found.
+    A check that fails has printed its findings.
     """
     if wants_json() and not _printed:
         _print_object({"format": 1, "error": sentence, "exit_code": code})
@@ -55,9 +55,9 @@ def _print_object(result: Mapping[str, Any]) -> None:
 
 
 def begin() -> None:
-    """Begin a command: what an earlier one of this process said and hushed is over.
+    """Begin a command: reset the output of an earlier one in this process.
 
-    A sign that a terminal's encoding lacks is written as one that it has.
+    A character that the terminal's encoding lacks is replaced.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -68,12 +68,12 @@ def begin() -> None:
 
 
 def one_object() -> AbstractContextManager[object]:
-    """Keep stdout for the object, where one is asked for: what users' own models and metrics print goes to stderr."""
+    """Keep stdout for the object under --json: prints of users' own models and metrics go to stderr."""
     return redirect_stdout(sys.stderr) if wants_json() else nullcontext()
 
 
 def speak(*, as_json: bool, quiet: bool) -> None:
-    """Say the result of a command as one object, or for a person; quiet: show nothing more but errors."""
+    """Choose how a command prints: its result as one object, or for a person; quiet: errors only."""
     _as_json[:] = [as_json]
     if not quiet:
         return
@@ -91,7 +91,7 @@ def unhush() -> None:
 
 @contextmanager
 def needs(extra: str, *packages: str) -> Iterator[None]:
-    """Say which extra is missing where one of these packages, which come with it, cannot be imported."""
+    """Name the extra to install where one of its packages cannot be imported."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -104,9 +104,9 @@ needs_torch = partial(needs, "torch", "torch", "sklearn", "matplotlib")
 
 
 def allows_code(folder: Path, allow_code: bool, *, data: bool = False) -> bool:
-    """Return whether the code that a run folder names may be imported: by the option, as the user's own, or as asked.
+    """Return whether the code that a run folder names may run: by the option, as the user's own, or by an answer.
 
-    data: whether that of its rows is needed too. Without a terminal nobody is asked, and the command refuses.
+    data: whether the code of its rows is needed too. Without a terminal nobody can answer, and the command refuses.
     """
     from moretta.config import run_files
     from moretta.run import consent
@@ -120,16 +120,16 @@ def allows_code(folder: Path, allow_code: bool, *, data: bool = False) -> bool:
 
 
 def read(folder: Path, name: str) -> dict[str, Any]:
-    """Return what a JSON file of a run folder holds."""
+    """Return the content of a JSON file of a run folder."""
     from moretta.engines.run_folder import read_json
 
     return dict(read_json(folder / name))
 
 
 def say(result: Mapping[str, Any], plainly: Callable[[], None]) -> None:
-    """Print a command's result: as one JSON object, or for a person, unless nothing is to be said.
+    """Print a command's result: as one JSON object, or for a person unless --quiet is given.
 
-    plainly: Calls `print` and `show`; a terminal gets what they print as `moretta.report.terminal.printable`.
+    plainly: Calls `print` and `show`; a terminal gets their text through `moretta.report.terminal.printable`.
     """
     if any(_as_json):
         _print_object(result)
@@ -166,9 +166,9 @@ def print_result(folders: Sequence[Path], differences: Mapping[str, float], resu
 
 @contextmanager
 def interruptible(sentence: str) -> Iterator[None]:
-    """Let a SIGTERM end a command as ctrl-c does, so that what it started ends with it.
+    """Let a SIGTERM end a command as ctrl-c does, so that the processes it started end too.
 
-    sentence: printed then. The process ends there: threads of FLARE's, caught in the middle, might hold it for ever.
+    sentence: printed then. The process exits at once, because interrupted threads of FLARE might hold it for ever.
     """
 
     def interrupt(number: int, frame: object) -> None:

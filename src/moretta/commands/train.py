@@ -1,4 +1,4 @@
-"""`moretta new`, `train` and `watch`: a project to begin with, a run file's model trained here, a run's living page.
+"""`moretta new`, `train` and `watch`: a new project, a run file's model trained on this machine, a run's live page.
 
 Training and audits show a bar on stderr.
 """
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def new(
-    name: Annotated[Path, typer.Argument(metavar="NAME", help="The project's folder, which is made.")],
+    name: Annotated[Path, typer.Argument(metavar="NAME", help="The new project's folder.")],
 ) -> None:
-    """Write a project: made-up tables, a model, a run file, and a test that runs."""
+    """Write a new project: generated tables, a model, a run file and a test."""
     from moretta.run.project import create
 
     files = [path.relative_to(name) for path in create(name)]
@@ -38,7 +38,7 @@ def new(
 def train_with_bar(run_file: run_files.RunFile, folder: Path, resume: bool, *, opening: bool = True) -> Result:
     """Train a run file's model into a run folder. Raises RunFailed if a person interrupts it.
 
-    opening: whether to say first what it trains on.
+    opening: whether to print first what it trains on.
     """
     from moretta.run.assembly import federation_of
     from moretta.run.preview import missing_in_audit, opening_of
@@ -53,20 +53,20 @@ def train_with_bar(run_file: run_files.RunFile, folder: Path, resume: bool, *, o
         return federation.train(
             run_file.run.rounds, run_file.run.seed, resume=resume, begin=begin, progress=not screen.quiet
         )
-    except KeyboardInterrupt:  # typer would only say that it aborted
+    except KeyboardInterrupt:  # typer would only print that it aborted
         raise RunFailed(f"interrupted; {_left_in(folder)}") from None
 
 
 def _left_in(folder: Path) -> str:
-    """Return how to go on after a run that was interrupted."""
+    """Return how to continue an interrupted run."""
     if any((folder / "checkpoint").glob("round-*")):
-        return f"{folder} goes on from its last checkpoint by --resume"
-    return f"{folder} has no checkpoint yet: remove it, and begin again" if folder.exists() else "nothing was written"
+        return f"--resume continues {folder} from its last checkpoint"
+    return f"{folder} has no checkpoint yet; remove it, and begin again" if folder.exists() else "nothing was written"
 
 
 @contextmanager
 def audit_bar(folder: Path) -> Iterator[Callable[[int, int, str], None]]:
-    """Show a bar of an audit; yields what moves it. Raises RunFailed if a person interrupts the audit."""
+    """Show an audit's progress bar; yields the function that moves it. Raises RunFailed on ctrl-c."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -79,16 +79,16 @@ def audit_bar(folder: Path) -> Iterator[Callable[[int, int, str], None]]:
         try:
             yield progress
         except KeyboardInterrupt:
-            raise RunFailed("interrupted; nothing was written of this audit") from None
+            raise RunFailed("interrupted; this audit wrote nothing") from None
 
 
-Port = Annotated[int | None, typer.Option("--watch-port", help="The port of that page.", min=0, max=65535)]
-Watch = Annotated[bool, typer.Option("--watch", help="Serve a page of the run on this machine, as it goes.")]
+Port = Annotated[int | None, typer.Option("--watch-port", help="The port of the live page.", min=0, max=65535)]
+Watch = Annotated[bool, typer.Option("--watch", help="Serve a live page of the run on this machine.")]
 
 
 @contextmanager
 def page_of(folder: Path, watch: bool, port: int | None) -> Iterator[Callable[[str], None]]:
-    """Serve the page of a run where one is wanted, for as long as the block lasts; yields what tells it a sentence."""
+    """Serve the live page of a run, if asked for, while the block lasts; yields a function that sends it a sentence."""
     if not watch and port is None:
         yield lambda sentence: None
         return
@@ -99,10 +99,10 @@ def page_of(folder: Path, watch: bool, port: int | None) -> Iterator[Callable[[s
 
 
 def watch(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, of a run that goes on or has ended.")],
-    port: Annotated[int, typer.Option(help="The page's port; any that is free by default.", min=0, max=65535)] = 0,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a running or finished run.")],
+    port: Annotated[int, typer.Option(help="The page's port; any free one by default.", min=0, max=65535)] = 0,
 ) -> None:
-    """Serve a page about a run on this machine, which follows it until ctrl-c."""
+    """Serve a live page of a run on this machine until ctrl-c."""
     import secrets
     import threading
 
@@ -120,12 +120,12 @@ def watch(
 def train(
     run: RunPath,
     out: Annotated[Path | None, typer.Option(help="The run folder; runs/NAME by default.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's last checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the folder's last checkpoint.")] = False,
     watch: Watch = False,
     watch_port: Port = None,
     overrides: Overrides = [],  # noqa: B006  # typer reads the default, nothing writes to it
 ) -> None:
-    """Train the model of a run file and leave a run folder."""
+    """Train the model of a run file, and write a run folder."""
     from moretta.config import run_files
 
     run_file = run_files.load(run, overrides)

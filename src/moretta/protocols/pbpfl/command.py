@@ -31,18 +31,18 @@ def add_to(app: typer.Typer, needs_torch: Callable[[], AbstractContextManager[No
         ],
         classes: Annotated[int, typer.Option(help="How many outputs the model has.", min=1)],
         loss: Annotated[str, typer.Option(help="mse or cross-entropy.")] = "mse",
-        partitions: Annotated[int, typer.Option(help="m, from 1 to the number of outputs.", min=1)] = 1,
+        partitions: Annotated[int, typer.Option(help="From 1 to the number of outputs.", min=1)] = 1,
         variant: Annotated[str, typer.Option(help="Under cross-entropy: probabilities or paper.")] = "probabilities",
         scales: Annotated[
             str | None,
             typer.Option(
-                help="continuous or powers-of-two; by default the first, and both where float32 is too coarse for "
-                "the model itself. Then float64 with continuous scales is exact, and hides more. Powers of two are "
-                "exact at the price of most of what scales hide, see docs/pbpfl.md."
+                help="continuous or powers-of-two. Default: continuous, and powers-of-two too where float32 is too "
+                "coarse for the model itself. Powers of two are exact but hide much less (docs/pbpfl.md); float64 "
+                "with continuous scales is exact and hides more."
             ),
         ] = None,
     ) -> None:
-        """Say whether PBPFL trains a model exactly, and what of it stays unperturbed."""
+        """Check whether PBPFL trains a model exactly, and list what stays unperturbed."""
         with needs_torch():
             from moretta.data.references import OWN_CODE
             from moretta.models import catalogue
