@@ -153,4 +153,4 @@ def test_other_bytes_and_rules_are_refused(here: Path) -> None:
     (here / "step1.bin").write_bytes(b"no step")
     assert (done := call("align", "answer", "step1.bin", *OF_B)).code == 1
     assert "expected a file of the alignment step 1" in done.err
-    assert "no rule for ids" in call("align", "begin", *OF_A, "--ids", "lower", "--out", "1.bin").err
+    assert "unknown rule for ids" in call("align", "begin", *OF_A, "--ids", "lower", "--out", "1.bin").err

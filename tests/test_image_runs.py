@@ -128,7 +128,7 @@ def test_one_broken_image_is_one_sentence_and_nothing_is_trained(here: Path) -> 
     done = call("train", "run.toml", "--out", "out")
     assert done.code == 2
     assert done.sentence == (
-        "labels.csv row 6 is no PNG, JPEG, TIFF, DICOM or NIfTI image that can be read; save it anew or remove it"
+        "labels.csv row 6 is not a readable PNG, JPEG, TIFF, DICOM or NIfTI image; save it again or remove it"
     )
     assert not (here / "out").exists()
 
@@ -179,7 +179,7 @@ def test_window_and_spacing_are_the_same_at_all_sites(here: Path) -> None:
     told = run_files.loads(shared_settings.shared_text(run_file), here / "told.toml")
     assert (told.data.window, told.data.spacing) == ((40, 400), 0.7)
     with pytest.raises(
-        ParameterError, match=r"labels.csv row 1 is no DICOM or NIfTI file, and window, spacing and plane"
+        ParameterError, match=r"labels.csv row 1 is not a DICOM or NIfTI file, and window, spacing and plane"
     ):
         shared_settings.site_side(told, silo_file.load(here / "silo.toml"))
 

@@ -135,7 +135,7 @@ def test_a_file_of_another_owner_is_no_broken_file(here: Path, monkeypatch: pyte
         def open(self, *given: object, **more: object) -> object:
             raise PermissionError(13, "Permission denied")
 
-    with pytest.raises(files.ParameterError, match=r"may not be read by you; ask its owner .* or copy it"):
+    with pytest.raises(files.ParameterError, match=r"no permission to read .*; ask its owner .* or read a copy"):
         files.read_bytes(Locked("t.csv"))
 
 
@@ -239,7 +239,7 @@ def test_a_run_without_a_test_part_trains_and_says_nothing_of_how_good_it_is(her
     )
     (here / "run.toml").write_text(RUN.replace('schema = "schema.toml"\n', "").replace("t.csv", "parts.npz"))
     done = call("train", "run.toml", "--out", "empty")
-    assert "parts.npz: the test part has no rows; bring some, or set test-fraction = 0" in " ".join(done.err.split())
+    assert "parts.npz: the test part has no rows; add some, or set test-fraction = 0" in " ".join(done.err.split())
     assert call("train", "run.toml", "--out", "empty", "--set", "data.test-fraction=0").code == 0
 
 

@@ -369,7 +369,7 @@ BAD_FILES: list[tuple[Arrays, str]] = [
     ({"mask": None}, "x: array `mask` is missing; expected ids, mask, table"),
     ({"ids": np.zeros((4, LENGTH))}, "x: array `ids` holds numbers, expected integers"),
     ({"table": np.full((4, 3), np.nan)}, "x: array `table` column 0 is NaN or infinite in 4 rows"),
-    ({"note": np.zeros(4)}, "x: array `note` is one too many"),
+    ({"note": np.zeros(4)}, "x: array `note` is unexpected"),
 ]
 
 
@@ -439,10 +439,10 @@ INPUTS = "inputs = {ids = [6], mask = [6], table = [3]}\n"
             INPUTS + 'tokens = ["words"]\nstandardise = []',
             "tokens: there is no array `words`; inputs has ids, mask or t",
         ),
-        (INPUTS + 'tokens = ["ids"]', "standardise: name those of mask, table that are to be standardised, as a list"),
-        (INPUTS + 'tokens = ["ids"]\nstandardise = true', "standardise: name those of mask, table"),
+        (INPUTS + 'tokens = ["ids"]', "standardise: expected a list of arrays, of mask, table"),
+        (INPUTS + 'tokens = ["ids"]\nstandardise = true', "standardise: expected a list of arrays, of mask, table"),
         (INPUTS + 'tokens = ["ids"]\nstandardise = ["ids"]', "standardise: array `ids` holds integers"),
-        ('inputs = [6]\ntokens = ["ids"]', "tokens lists arrays, and inputs is the shape of one; say true or false"),
+        ('inputs = [6]\ntokens = ["ids"]', "tokens lists arrays, and inputs is the shape of one; set true or false"),
         ("inputs = {class = [6]}\nstandardise = []", "an array of a sample is called 'class'"),
         (INPUTS + 'tokens = ["ids"]\nstandardise = []\npartition = "grid"\ngrid = [1, 3]', "splits the columns of one"),
     ],

@@ -59,7 +59,7 @@ def test_rules_make_ids_alike() -> None:
 
 def test_rules_have_a_digest_and_names() -> None:
     assert IdRules().digest == IdRules.of(["strip", "unicode", "fold-case"]).digest != ALL.digest
-    with pytest.raises(ParameterError, match="no rule for ids is called 'folding'"):
+    with pytest.raises(ParameterError, match="unknown rule for ids 'folding'"):
         IdRules.of(["folding"])
     with pytest.raises(ParameterError, match="none stands alone"):
         IdRules.of(["none", "drop-zeros"])
@@ -134,7 +134,7 @@ def test_a_chain_of_four() -> None:
 def test_padding_hides_how_many_rows_there_are() -> None:
     found = align({"a": ["1", "2"], "b": ["2"]}, pad_to=9)
     assert found["a"].steps == ((9, 9, 1),)
-    with pytest.raises(ParameterError, match=r"`a`: a list of 1 points was declared \(pad-to\)"):
+    with pytest.raises(ParameterError, match=r"`a`: pad-to is 1"):
         align({"a": ["1", "2"], "b": ["2"]}, pad_to=1)
 
 
@@ -232,9 +232,9 @@ def test_a_partner_is_no_oracle_between_exchanges() -> None:
         aligner.answer(BlindAgain(stamp=NOW, peer="c", points=points, rules=IdRules().digest))
     with pytest.raises(PeerError, match="whose exchange was begun"):
         aligner.answer(Match(stamp=Stamp("run", 0, 1), peer="b", points=points))
-    with pytest.raises(ParameterError, match="`b` writes ids by other rules"):
+    with pytest.raises(ParameterError, match="`b` normalises ids by other rules"):
         aligner.answer(BlindAgain(stamp=NOW, peer="b", points=points, rules=ALL.digest))
-    with pytest.raises(MisuseError, match="before there was one"):
+    with pytest.raises(MisuseError, match="an earlier alignment to continue from"):
         aligner.answer(Blind(stamp=NOW, peer="b", onward=True))
     with pytest.raises(MisuseError, match="has none"):
         aligner.answer(Narrow(stamp=NOW, maker="b", kept=points))
@@ -300,7 +300,7 @@ def test_rows_are_reordered_and_changed_rows_refused() -> None:
     assert rows.groups.tolist() == ["g3", "g1"]
     assert len(aligned(Silo("a", x, y[:0], ids=np.array(ids)), found).y) == 0
     for changed in (["a", "C", "b"], ["C", "a", "b", "d"], ["C", "a"]):
-        with pytest.raises(ParameterError, match="not those that were aligned"):
+        with pytest.raises(ParameterError, match="differ from those that were aligned"):
             found.normalised(changed, "`a`")
     with pytest.raises(ParameterError, match="name the id column"):
         aligned(Silo("a", x, y), found)
@@ -335,7 +335,7 @@ def test_files_of_a_chain() -> None:
     narrower = steps.narrow(b, after.left)
     assert rows(IdRules(), A, after.alignment) == rows(IdRules(), B, narrower) == rows(IdRules(), C, c)
     assert after.alignment.digest == narrower.digest == c.digest
-    with pytest.raises(PeerError, match="what is left of another"):
+    with pytest.raises(PeerError, match="got those of another"):
         steps.narrow(narrower, after.left)
 
 
@@ -344,7 +344,7 @@ def test_an_exchange_goes_on_from_the_earlier_alignment_it_was_begun_with() -> N
     for begun, ended in ((one, None), (None, one), (one, two)):
         step, own = steps.begin(A, IdRules(), "a", earlier=begun)
         reply, _ = steps.answer(step, C, IdRules(), "c")
-        with pytest.raises(ParameterError, match="begun with another earlier alignment, or with none"):
+        with pytest.raises(ParameterError, match="began with another earlier alignment, or without one"):
             steps.finish(reply, own, A, "a", earlier=ended)
 
 
@@ -368,7 +368,7 @@ def test_files_of_other_exchanges_rows_and_rules_are_refused() -> None:
     lied = codec.decode(third)
     assert isinstance(lied, steps.StepFile)
     object.__setattr__(lied, "digest", bytes(32))
-    with pytest.raises(PeerError, match="other rows to be shared"):
+    with pytest.raises(PeerError, match="other shared rows"):
         steps.finish(codec.encode(lied), theirs, B, "b")
 
 

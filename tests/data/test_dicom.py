@@ -134,11 +134,11 @@ MANY = np.stack([CT, CT])
         (dicom(RescaleSlope="0", RescaleIntercept="1"), "row 3 has a rescale slope and intercept that give no values"),
         (dicom(WindowCenter="1", WindowWidth="0"), "row 3: expected a finite window center and a width of 1 or more"),
         (dicom(WindowCenter="1", WindowWidth="9", VOILUTFunction="ODD"), "row 3: its window has an unknown function"),
-        (dicom(BitsStored=None), "row 3 does not describe its values as it should|row 3 has pixels that cannot be"),
-        (dicom(Rows=None), "row 3 does not describe its pixels as it should"),
+        (dicom(BitsStored=None), "row 3 has an invalid description of its values|row 3 has pixels that cannot be"),
+        (dicom(Rows=None), "row 3 has an invalid description of its pixels"),
         (dicom(PixelData=b"\1\2"), "row 3 has pixels that cannot be decoded; export it again or remove it"),
-        (dicom()[:400], "row 3 has no pixels|row 3 does not describe|row 3 is no DICOM file"),
-        (b"\0" * 128 + b"DICM" + b"\xff" * 60, "row 3 is no DICOM file that can be read|row 3 has no pixels"),
+        (dicom()[:400], "row 3 has no pixels|row 3 has an invalid|row 3 is not a readable DICOM file"),
+        (b"\0" * 128 + b"DICM" + b"\xff" * 60, "row 3 is not a readable DICOM file|row 3 has no pixels"),
     ],
 )  # fmt: skip
 def test_bad_files_are_one_sentence(content: bytes, sentence: str) -> None:

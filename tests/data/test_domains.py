@@ -137,8 +137,8 @@ def test_recoloured_moves_channels_and_inverts() -> None:
         ((), {}, "domains is empty; name at least one of plain, rotated, blurred, recoloured"),
         (("plain", "blured"), {}, 'domains: "blured" is unknown; did you mean "blurred"'),
         (("plain", "plain"), {}, 'domains names "plain" twice'),
-        (NAMES, {"domain": np.zeros(200)}, "would replace the domains that toy has of its own"),
-        (NAMES, {"domain_test": np.zeros(80)}, "would replace the domains that toy has of its own"),
+        (NAMES, {"domain": np.zeros(200)}, "would replace the domains of toy"),
+        (NAMES, {"domain_test": np.zeros(80)}, "would replace the domains of toy"),
     ],
 )
 def test_bad_domains(names: tuple[str, ...], changes: dict[str, Any], message: str) -> None:
@@ -182,5 +182,5 @@ def test_the_run_file_makes_the_same_silos(tmp_path: Path) -> None:
     assert not np.array_equal(wanted.test.x, made.test.x)
     without = tmp_path / "without.toml"
     without.write_text("".join(line for line in path.read_text().splitlines(True) if not line.startswith("domains")))
-    with pytest.raises(ParameterError, match=r"needs the domain of each row.*for images set for example domains = "):
+    with pytest.raises(ParameterError, match=r"needs the domain of each row.*set domains for images, for example "):
         assembly.federation_of(run_files.load(without), None)

@@ -167,7 +167,7 @@ def test_absent_values_and_their_marks_stay_with_the_participant_that_has_the_co
         np.testing.assert_array_equal(silo.x[:, 1], np.isnan(own))
     mean = table(tmp_path, "\n".join(lines), missing="mean")
     assert distribute(mean, 2, "by-feature", columns=[["balance"], ["age", "job"]]).silos[0].columns == (4,)
-    with pytest.raises(ParameterError, match="a median is counted within a range, which a schema declares"):
+    with pytest.raises(ParameterError, match="a median needs a range, which a schema declares"):
         table(tmp_path, "\n".join(lines), missing="median")
 
 
@@ -207,7 +207,7 @@ def test_arrays_bring_ids_as_an_array(tmp_path: Path) -> None:
     [
         (np.arange(19), r"d\.npz: expected one id per row \(20\), integers or strings, got an array of shape \(19,\)"),
         (np.arange(20.0), r"expected one id per row .* type float64"),
-        (np.minimum(np.arange(20), 18), r"20 rows have 19 different ids; give each row an id of its own"),
+        (np.minimum(np.arange(20), 18), r"20 rows have 19 different ids; give each row its own id"),
     ],
 )
 def test_bad_arrays_of_ids(tmp_path: Path, ids: np.ndarray, message: str) -> None:
@@ -226,7 +226,7 @@ def test_bad_arrays_of_ids(tmp_path: Path, ids: np.ndarray, message: str) -> Non
             "column 'patient' has 1 rows whose id another row has too; give each row its own",
         ),
         (TABLE.replace("P07", ""), {"missing": "median"}, "'patient' in 1 of 20 rows; give every row its id"),
-        (TABLE, {"id_column": "y"}, 'id-column "y" is the last column, and so the target as none is named; name'),
+        (TABLE, {"id_column": "y"}, 'id-column "y" is the last column, which is the target by default; name'),
         (TABLE, {"id_column": "y", "target": "y"}, 'id-column "y" is the target too; name another column as target'),
     ],
 )
@@ -323,5 +323,7 @@ def test_columns_are_called_what_the_source_calls_them(tmp_path: Path) -> None:
         distribute(table(tmp_path), 2, "by-feature", columns=[["age"], ["job=nurse"]])
     with pytest.raises(ParameterError, match="missing: 1, 2, 3 and 12 more would be"):
         distribute(dataset(8, (1, 4, 4)), 1, "by-feature", columns=[[0]])
-    with pytest.raises(ParameterError, match='"ink" is a name, but these samples have none; give indices from 0 to 15'):
+    with pytest.raises(
+        ParameterError, match='"ink" is a name, but these columns have no names; give indices from 0 to 15'
+    ):
         distribute(dataset(8, (1, 4, 4)), 1, "by-feature", columns=[["ink"]])

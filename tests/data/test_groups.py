@@ -77,8 +77,11 @@ def test_repeat_visits_train(protocol: str, data: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"group_test": VISITS[:12:2]}, "t.npz: group: 6 of 6 test rows have one that training rows have too"),
-        ({"id_train": np.arange(90), "id_test": np.arange(85, 91)}, "id: 5 of 6 test rows have one that training rows"),
+        ({"group_test": VISITS[:12:2]}, "t.npz: group: 6 of 6 test rows share one with training rows"),
+        (
+            {"id_train": np.arange(90), "id_test": np.arange(85, 91)},
+            "id: 5 of 6 test rows share one with training rows",
+        ),
         ({"group_test": VISITS[:5]}, r"group_test: expected one per test row \(6\)"),
         ({"group_train": VISITS[:5]}, r"t.npz: expected one group per row \(90\)"),
         ({"id_train": np.zeros(90, int)}, "90 rows have 1 different ids; .*where one person or thing has several rows"),

@@ -224,7 +224,7 @@ def test_one_site_s_rows_are_as_the_run_wants_them(tmp_path: Path) -> None:
     ("wanted", "changes", "sentence"),
     [
         (WANTED, {"labels": None}, 'source = "image-folder" needs path, the folder of images, and labels'),
-        (replace(WANTED, table=LABELS), {}, "labels.csv: the schema says nothing of the column 'patient'"),
+        (replace(WANTED, table=LABELS), {}, "labels.csv: the schema lacks the column 'patient'"),
         (replace(WANTED, table=None), {}, r'needs a run whose \[data\] schema has a column of kind "file"'),
         (replace(WANTED, image=ImageForm()), {}, r"expected samples of shape \[3, 8, 8\]"),
     ],
@@ -309,10 +309,10 @@ def prepare(folder: Path) -> None:
         ("a.png", "names the same file as labels.csv row 1; keep one of them", {}),
         ("./a.png", "names the same file as labels.csv row 1", {}),
         ("inner.png", "names the same file as labels.csv row 1", {}),
-        ("text.png", "is no PNG, JPEG, TIFF, DICOM or NIfTI image that can be read; save it anew or remove it", {}),
-        ("half.png", "is no PNG, JPEG, TIFF, DICOM or NIfTI image that can be read", {}),
+        ("text.png", "is not a readable PNG, JPEG, TIFF, DICOM or NIfTI image; save it again or remove it", {}),
+        ("half.png", "is not a readable PNG, JPEG, TIFF, DICOM or NIfTI image", {}),
         ("pages.tif", "has several pages; save each that is to be a sample as a file", {}),
-        ("turned.tif", "is a TIFF that is marked as turned; save it turned, without the mark", {}),
+        ("turned.tif", "is a TIFF with an orientation tag; save it upright, without the tag", {}),
         ("deep.png", "has 16 bits a colour, of which 8 would be read; save it with 8, or grey with 16", {}),
         ("deep.tif", "has 16 bits a colour, of which 8 would be read; save it with 8, or grey with 16", {}),
         ("floats.tif", "has 32 bits a pixel, of no known range; save it with 8 or 16", {}),
@@ -326,7 +326,7 @@ def prepare(folder: Path) -> None:
         ("none.dcm", "has no pixels; take it out of the table of labels", {}),
         (
             "b.png",
-            "is no DICOM or NIfTI file, and window, spacing and plane are for these; remove them",
+            "is not a DICOM or NIfTI file, and window, spacing and plane need one; remove them",
             {"window": (1, 2)},
         ),
     ],
@@ -352,10 +352,10 @@ def test_a_bad_second_row_is_named_and_nothing_more(
     [
         (
             "nospace.dcm",
-            r"row 1 does not say how far its pixels are apart \(PixelSpacing\), and spacing = 2 needs that",
+            r"row 1 lacks PixelSpacing, which spacing = 2 needs",
         ),
-        ("far.dcm", "row 1 would have 2 x 150000 pixels 2 mm apart; correct spacing"),
-        ("a.png", "row 1 is no DICOM or NIfTI file, and window, spacing and plane"),
+        ("far.dcm", "row 1 would have 2 x 150000 pixels at spacing = 2; correct spacing"),
+        ("a.png", "row 1 is not a DICOM or NIfTI file, and window, spacing and plane"),
     ],
 )
 def test_spacing_that_cannot_be_made(tmp_path: Path, name: str, sentence: str) -> None:
@@ -409,7 +409,7 @@ def test_a_schema_has_images_or_columns_as_inputs() -> None:
         ({"path": "scans", "labels": "none.csv"}, "there is no file .*none.csv"),
         (
             {"path": "scans", "labels": "labels.csv", "task": "regression"},
-            "is the target and holds words where a regression has",
+            "is the target and holds words where a regression needs",
         ),
         ({"path": "scans", "labels": "labels.csv", "channels": 2}, "channels: expected 1 or 3, got 2"),
         ({"path": "scans", "labels": "labels.csv", "window": (1, 0)}, "expected a finite window center and a width of"),
@@ -441,9 +441,7 @@ def test_a_file_that_changes_is_noticed(tmp_path: Path) -> None:
     found = rows_of(tmp_path / "scans", scans(tmp_path), ImageForm(), NAMED, in_memory=0)
     (tmp_path / "scans" / "003.png").write_bytes((tmp_path / "scans" / "004.png").read_bytes())
     assert len(found.x[:3]) == 3
-    with pytest.raises(
-        ParameterError, match=r"labels.csv row 4: the file has changed since the run began; put it back"
-    ):
+    with pytest.raises(ParameterError, match=r"labels.csv row 4: the file has changed since the run began; restore it"):
         found.x[2:5]
     (tmp_path / "scans" / "003.png").unlink()
     with pytest.raises(ParameterError, match=r"labels.csv row 4: the file cannot be read \(No such file"):

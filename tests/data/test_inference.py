@@ -432,7 +432,7 @@ def test_what_the_keys_of_answers_mean(tmp_path: Path) -> None:
     np.testing.assert_array_equal(rows.x, np.array(expected, np.float32))
     assert rows.y.tolist() == [0, 1, 1, 1]
     path.write_text('a,b,c,y\n45,"1,25",N,0\n')
-    with pytest.raises(ParameterError, match="column 'b' has something else than a number"):
+    with pytest.raises(ParameterError, match="column 'b' has something other than a number"):
         read_table(path, schemas.load(tmp_path / "schema.toml"))
     for wrong in ('spellings = { no = "yes" }', 'spellings = { N = "nein" }'):
         with pytest.raises(ParameterError, match="spellings: expected other words, each for one of the categories"):

@@ -107,7 +107,7 @@ def test_rows_for_tracing_have_small_ids_and_whole_masks() -> None:
 
 
 BAD: list[tuple[Mapping[str, Any], str]] = [
-    (put("mask", np.zeros((2, 3))), r"rows: array `mask` has 2 rows, and `age` has 3; give all as many"),
+    (put("mask", np.zeros((2, 3))), r"rows: array `mask` has 2 rows, and `age` has 3; give all the same number"),
     (
         put("table", np.array([[1, 2], [np.nan, 3], [np.inf, 4.0]])),
         "array `table` column 0 is NaN or infinite in 2 rows",
@@ -127,7 +127,7 @@ BAD: list[tuple[Mapping[str, Any], str]] = [
     (put("a b", np.zeros(3)), "called 'a b'; expected a name that can be an argument"),
     (put("class", np.zeros(3)), "called 'class'; expected a name that can be an argument"),
     (put("outputs", np.zeros(3)), "called 'outputs'; expected a name that .* not self or outputs"),
-    ({}, "a sample of arrays by name has none"),
+    ({}, "a sample has no arrays"),
 ]
 
 
@@ -139,7 +139,7 @@ def test_the_array_at_fault_is_named(arrays: Mapping[str, Any], said: str) -> No
 
 OTHERS: list[tuple[Mapping[str, Any], str]] = [
     (without("mask"), r"more: array `mask` is missing; expected age, ids, image, mask, table"),
-    (put("note", np.zeros(3)), r"more: array `note` is one too many; expected"),
+    (put("note", np.zeros(3)), r"more: array `note` is unexpected; expected"),
     (put("table", np.zeros((3, 4))), r"more: array `table` has \[4\] a row, expected \[2\]; make them the same"),
     (put("ids", np.zeros((3, 3))), r"more: array `ids` holds numbers, expected integers; save token ids as"),
     (
@@ -195,7 +195,7 @@ def test_numbers_in_one_axis_are_standardised_unless_they_are_a_mask_in_all_silo
     ("other", "said"),
     [
         ({"x": without("age")}, "silo `south`: array `age` is missing; silo `north` has age, ids, image"),
-        ({"x": put("note", Y)}, "silo `south`: array `note` is one too many; silo `north` has"),
+        ({"x": put("note", Y)}, "silo `south`: array `note` is unexpected; silo `north` has"),
         (
             {"x": put("table", np.zeros((3, 3)))},
             r"silo `south`: array `table` has \[3\] a row, silo `north` has \[2",
@@ -230,7 +230,7 @@ def test_masks_of_remote_silos_cannot_be_seen() -> None:
         layout_of(silos, True)
     with refused("standardise names arrays, and a sample is one array"):
         layout_of([Silo("north", np.zeros((3, 2)), Y)], ("table",))
-    with refused("missing is for samples of one array"):
+    with refused("missing needs samples of one array"):
         layout_of([Silo("north", ARRAYS, Y)], False, "mean")
 
 

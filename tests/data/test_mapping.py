@@ -122,7 +122,7 @@ def test_what_is_dropped_is_not_looked_at() -> None:
         (
             GERMAN,
             {"recode": {}, "units": {"Station": Conversion(factor=2)}},
-            "rows.csv: [mapping.units] converts column 'Station', which has something else than a number in 3 of 4 "
+            "rows.csv: [mapping.units] converts column 'Station', which has something other than a number in 3 of 4 "
             "rows (the first is row 1); remove it there if the column is of words; else",
         ),
         (

@@ -116,13 +116,13 @@ def test_a_single_slice_needs_no_plane() -> None:
         (volume(np.stack([VALUES] * 3, 3)), {"plane": "axial"}, "holds 3 volumes; export the one that is to be"),
         (volume(VALUES), {"plane": "axial"}, "has values of no known range; give [data] window"),
         (volume(VALUES.astype(np.int16)), {"plane": "axial"}, "has values of no known range; give [data] window"),
-        (volume(VALUES[:1]), {"plane": "axial"}, "is one sagittal slice, and plane is axial; take it out"),
+        (volume(VALUES[:1]), {"plane": "axial"}, "is one sagittal slice, and plane is axial; leave it out"),
         (volume(VALUES.astype(np.complex64)), {"plane": "axial"}, "has colours or complex values"),
         (volume(VALUES)[:252] + bytes(4) + volume(VALUES)[256:], {"plane": "axial"}, "does not say how it lies"),
         (volume(np.where(VALUES > 50, np.nan, VALUES)), {"plane": "axial", "window": (1, 2)}, "has values that are no"),
-        (volume(VALUES)[:400], {"plane": "axial", "window": (1, 2)}, "is no NIfTI volume that can be read"),
-        (gzip.compress(volume(VALUES))[:200], {"plane": "axial"}, "is no NIfTI volume that can be read"),
-        (gzip.compress(b"a table", mtime=0), {"plane": "axial"}, "is no NIfTI volume that can be read"),
+        (volume(VALUES)[:400], {"plane": "axial", "window": (1, 2)}, "is not a readable NIfTI volume"),
+        (gzip.compress(volume(VALUES))[:200], {"plane": "axial"}, "is not a readable NIfTI volume"),
+        (gzip.compress(b"a table", mtime=0), {"plane": "axial"}, "is not a readable NIfTI volume"),
     ],
 )  # fmt: skip
 def test_what_has_no_one_right_reading_is_refused(content: bytes, form: dict[str, Any], said: str) -> None:
@@ -136,7 +136,7 @@ def test_what_has_no_one_right_reading_is_refused(content: bytes, form: dict[str
 def test_planes_are_three_and_not_of_pictures(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match=r"plane.*axial"):
         Data(source="image-folder", plane="axal")
-    with pytest.raises(ParameterError, match="is no DICOM or NIfTI file, and window, spacing and plane"):
+    with pytest.raises(ParameterError, match="is not a DICOM or NIfTI file, and window, spacing and plane"):
         read_image(b"\x89PNG", "row 1", ImageForm(plane="axial"))
 
 

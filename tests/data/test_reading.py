@@ -170,8 +170,8 @@ def test_absent_values_stay_absent_where_the_schema_fills_them_in(tmp_path: Path
     [
         ("a,b,y\n1,2,0\n", "expected a column 'who', as the schema has it, among its 3; does its first line"),
         ("who,a,y\np,1,0\n", "expected a column 'b', as the schema has it"),
-        ("who,a,b,c,y\np,1,2,3,0\n", "the schema says nothing of the column 'c'"),
-        ("who,a,b,y\np,1,red,0\nq,2,blue,1\n", "column 'b' has something else than a number in 2 of 2 rows"),
+        ("who,a,b,c,y\np,1,2,3,0\n", "the schema lacks the column 'c'"),
+        ("who,a,b,y\np,1,red,0\nq,2,blue,1\n", "column 'b' has something other than a number in 2 of 2 rows"),
         ("who,a,b,y\np,1,2,no\nq,3,4,yes\n", "column 'y' has a word that the schema does not have in 2 of 2 rows"),
         ("who,a,b,y\np,1,2,0.5\nq,3,4,1\n", "column 'y' has a word that the schema does not have in 1 of 2 rows"),
         ("who,a,b,y\np,1,2,0\np,3,4,1\n", "column 'who' has 1 rows whose id another row has too"),
@@ -186,7 +186,7 @@ def test_a_table_that_others_would_read_otherwise_is_refused(tmp_path: Path, tex
 
 
 def test_without_a_schema_a_table_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ParameterError, match=r"rows\.csv is a table, and the run says nothing of what columns mean"):
+    with pytest.raises(ParameterError, match=r"rows\.csv is a table, and the run has no schema"):
         of_csv(tmp_path, "a,b,y\n1,2,0\n")
     with pytest.raises(ParameterError, match=r"the run's rows are a table's; .* got 'rows\.npz'"):
         of_npz(tmp_path, TABLE, x=X, y=Y)

@@ -184,9 +184,9 @@ WIDE = np.zeros((3, 4), np.int64)
         (segmentation(PixelData=None), "has pixels that cannot be decoded"),
         (segmentation(Rows=None), "does not describe its frames as a DICOM segmentation should"),
         (segmentation(place={"ImagePositionPatient": [0.0, 1.0]}), "does not describe where its frames lie"),
-        (image(), "is no DICOM segmentation; save the mask as one"),
-        (segmentation()[:200], "is no DICOM"),
-        (bytes(128) + b"DICM" + b"\xff" * 300, "is no DICOM"),
+        (image(), "is not a DICOM segmentation; save the mask as one"),
+        (segmentation()[:200], "is not a (readable )?DICOM"),
+        (bytes(128) + b"DICM" + b"\xff" * 300, "is not a (readable )?DICOM"),
     ],
 )  # fmt: skip
 def test_a_file_that_does_not_fit_is_refused_by_one_sentence(tmp_path: Path, content: bytes, problem: str) -> None:

@@ -134,7 +134,7 @@ def test_no_test_row_is_of_whom_a_silo_trains_on(here: Path) -> None:
     write(here / "whole.csv", others, "person", "age", "ward", "claims", "outcome")
     done = call("train", run(COLUMNS + 'test = "whole.csv"', CGD + "\nalign = true"), "--out", "mine")
     assert done.code == 2
-    assert "silo `clinic`: id: 1 of 60 test rows have one that training rows have too" in done.sentence
+    assert "silo `clinic`: id: 1 of 60 test rows share one with training rows" in done.sentence
     assert "P-0" not in done.err
     assert not (here / "mine").exists()
 
@@ -153,12 +153,12 @@ def test_each_silo_may_have_test_rows_of_its_own(here: Path) -> None:
     assert federation.test is not None
     assert len(federation.test[0]) == 10
     write(here / "other.csv", rows[30:], *names)
-    with pytest.raises(ParameterError, match="silo `south`: id: 20 of 30 test rows have one that training rows have"):
+    with pytest.raises(ParameterError, match="silo `south`: id: 20 of 30 test rows share one with training rows"):
         federation_of(run_files.load("run.toml"), None)
     write(here / "other.csv", rows[:5], *names)  # ids are a hospital's own; its neighbour's may be the same words
     assert federation_of(run_files.load("run.toml"), None).test is not None
     (here / "schema.toml").write_text(SCHEMA.replace('"id"', '"group"'))
-    with pytest.raises(ParameterError, match="group: 5 of 12 test rows have one that training rows have"):
+    with pytest.raises(ParameterError, match="group: 5 of 12 test rows share one with training rows"):
         federation_of(run_files.load("run.toml"), None)
 
 
@@ -220,19 +220,19 @@ def test_partners_with_nobody_in_common(here: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "files", "said"),
     [
-        ('target = "outcome"', BOTH, "[data] target is not for rows that are in a file for each silo"),
-        ("silos = 3", BOTH, "[data] files names 2 silos and silos is 3"),
+        ('target = "outcome"', BOTH, '[data] target is not supported by source = "files"'),
+        ("silos = 3", BOTH, "[data] files names 2 silos, expected silos = 3"),
         ('partition = "by-label"', BOTH, '[data] partition = "by-label" deals rows out, and files have theirs'),
         (COLUMNS + "test-fraction = 0.2", BOTH, "[data] test-fraction would hold back rows that other holders"),
         (COLUMNS.replace('"age"', '"height"'), BOTH, "[data] columns: expected each column of the schema"),
         ("", "north = 3", "[data.files] north: expected a path in quotes, got 3"),
         ("", 'north = {source = "a.csv", seperator = ";"}', "seperator is not known; did you mean separator?"),
         ("", 'a = "clinic.csv"\nb = {source = "b.csv", alignment = "b.json"}', "[data.files.b] alignment is for silos"),
-        (COLUMNS, OWN, "[data.files.north] test is for silos of whole rows that all have one"),
-        ('test = "whole.csv"', OWN, "give all test rows in one table, [data] test, and remove it here"),
+        (COLUMNS, OWN, "[data.files.north] test: expected one for each silo of whole rows"),
+        ('test = "whole.csv"', OWN, "give all test rows as [data] test"),
         ("", OWN.replace('{source = "south.csv", test = "other.csv"}', '"south.csv"'), "give each silo its own, or"),
         ("test-fraction = 0.2", OWN, "[data] test names the test rows, and test-fraction 0.2 would hold others back"),
-        ("", "", "a section [data.files] belong together, which names a table for each silo"),
+        ("", "", "needs a table for each silo there"),
         ("", BOTH, "silo `clinic`: clinic.csv: expected a column 'claims', as the schema has it"),
     ],
 )

@@ -186,7 +186,7 @@ def test_a_patient_of_two_hospitals_is_dealt_with_the_one_of_most_visits(caplog:
     domain = np.array(["rome", "rome", "pisa", "pisa", "pisa", "rome", "pisa"])
     parts = partition(np.zeros(7, np.int64), 2, "by-domain", 0, domain=domain, groups=groups)
     assert [part.tolist() for part in parts] == [[3, 4, 5, 6], [0, 1, 2]]
-    assert "2 rows are dealt with another domain than theirs" in caplog.text
+    assert "2 rows go to another domain's silo" in caplog.text
 
 
 @settings(deadline=None, max_examples=30)

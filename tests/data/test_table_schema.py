@@ -147,9 +147,9 @@ def test_what_theirs_says_is_taken_and_what_is_not_kept_is_named(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "this is no Table Schema, by its text: Invalid JSON"),
-        ("[]", "this is no Table Schema, by its text"),
-        ("[" * 100_000, "this is no Table Schema"),
+        ("{", "expected a Table Schema; its text is wrong: Invalid JSON"),
+        ("[]", "expected a Table Schema; its text is wrong"),
+        ("[" * 100_000, "expected a Table Schema"),
         ('{"resources": []}', "by fields: Field required"),
         ('{"fields": []}', "by fields: "),
         ('{"fields": [{"type": "number"}]}', "by fields.0.name: Field required"),
@@ -158,7 +158,7 @@ def test_what_theirs_says_is_taken_and_what_is_not_kept_is_named(
         ('{"fields": [{"name": "a"}]}', "at least one column of kind number"),
         ('{"fields": [{"name": "a", "moretta": {"kind": "numbr"}}]}', 'did you mean "number"'),
         ('{"fields": [{"name": "a", "type": "number", "moretta": {"blanks": 3}}]}', "[columns.a] blanks"),
-        ('{"fields": [{"name": "a", "type": "number", "moretta": {"unseen": 3}}]}', "this key is not known"),
+        ('{"fields": [{"name": "a", "type": "number", "moretta": {"unseen": 3}}]}', "this key is unknown"),
     ],
 )
 def test_what_is_no_table_schema_is_one_sentence(tmp_path: Path, text: str, said: str) -> None:

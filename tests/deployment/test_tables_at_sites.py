@@ -252,7 +252,7 @@ def doctor(hospitals: Hospitals, name: str) -> dict[str, Any]:
         ("other words", "column 'ward' has a word that the schema does not have in 35 of 40 rows"),
         ("points", "column 'crp' has numbers with a point, and decimal = \",\" is said of the"),
         ("line breaks", "column 'patient' has line breaks or control characters in 40 of 40 rows"),
-        ("one more", "the schema says nothing of the column 'weight'"),
+        ("one more", "the schema lacks the column 'weight'"),
     ],
 )
 def test_a_site_whose_columns_mean_something_else_says_which(hospitals: Hospitals, change: str, said: str) -> None:

@@ -2,7 +2,7 @@
 
     read(source, expected, where) -> Rows          reading.py: the one reader, of tables/, images/ and arrays
     load(data, table, ...)        -> Split         datasets.py: rows of a run file, in three parts (split.py)
-    into_domains(source, ...)     -> Split         domains.py: one image source made into several domains
+    into_domains(source, ...)     -> Split         domains.py: one image source turned into several domains
     distribute(source, ...)       -> Distributed   partition.py: rows to silos, in grids columns too
     partition(y, silos, how)      -> row numbers per silo
 

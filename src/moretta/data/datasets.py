@@ -1,4 +1,4 @@
-"""The data set that a run file names: its rows, whose form is found out from all of them, and their parts.
+"""The data set that a run file names: its rows, whose form all of them decide, and their parts.
 
     load(data, table, seed, base)  -> Split           rows of any source, with a test part
     load_files, load_columns       -> Split, silos    the rows of several silos, each in a file of its own
@@ -63,9 +63,9 @@ WDBC_CLASSES: tuple[str, ...] = ("malignant", "benign")
 
 @dataclass(frozen=True)
 class _Wish:
-    """What the run file says about rows and targets, for any source.
+    """The run file's settings of rows and targets, for any source.
 
-    test, validation: fractions of all rows. test_rows: a table of test rows, in the place of a fraction.
+    test, validation: fractions of all rows. test_rows: a table of test rows, instead of a fraction.
     """
 
     name: str
@@ -96,10 +96,10 @@ _Make = Callable[[Rows, Rows, Rows], Split]  # of training, test and validation 
 def load(data: Data, table: Schema | None = None, *, seed: int = 0, base: Path = Path(".")) -> Split:
     """Load the source of a run file's section; relative paths and modules start at `base`, the run file's folder.
 
-    table: what a table's columns mean; None infers it. A source with its own test part keeps it, and validation rows
-    then come from the training rows; else both parts are drawn from `seed`, stratified by class (office-home: by domain
-    and class). Raises ParameterError for anything that cannot work, and MissingExtra if a built-in set needs
-    scikit-learn or Pillow.
+    table: the schema of a table; None infers it. A source with its own test part keeps it, and validation rows then
+    come from the training rows. Otherwise `seed` draws both parts, stratified by class (office-home: by domain and
+    class). Raises ParameterError for settings that cannot work, and MissingExtra if a built-in set needs scikit-learn
+    or Pillow.
     """
     source, wish = data.source, _Wish.of(data, data.source, seed, base)
     _refuse_idle(data, table)
@@ -138,7 +138,7 @@ def _refuse_idle(data: Data, schema: Schema | None) -> None:
     pictures = folder or source == "office-home" or source in SETS
     for key, value, used, kind in (
         ("schema", schema, table, "a table"),
-        ("how a file is written", None if data.form == Format() else data.form, table, "a table"),
+        ("separator, decimal, file-encoding or absent", None if data.form == Format() else data.form, table, "a table"),
         ("target", data.target, (table and bare) or bank, "a table without a schema"),
         ("task", data.task, bare, "rows without a schema, which says what the target is"),
         ("encoding", data.encoding, (table and bare and not folder) or bank, "a table of features without a schema"),
@@ -167,7 +167,7 @@ def _table(path: Path, schema: Schema | None, hints: Hints, form: Format, wish: 
 
 
 def _from_table(rows: Rows, table: Schema, wish: _Wish, test: Rows | None) -> Split:
-    """Split a table that was read by its schema; rows that have domains in proportion of these too."""
+    """Split a table that was read by its schema, in proportion of domains too where rows have them."""
     (y, task, classes), strata, expansion = _targets_of(rows.y, table, wish), None, expansion_of(table)
     if rows.domain is not None:
         strata = np.unique(rows.domain, return_inverse=True)[1] * (classes or 1) + (y if classes else 0)
@@ -203,11 +203,11 @@ def _image_folder(data: Data, base: Path, image: ImageForm, schema: Schema | Non
 
 
 def _targets_of(y: Array, table: Schema, wish: _Wish) -> tuple[Array, Task, int | None]:
-    """Return targets as wished, or as the schema has them: what they are, the task, and how many classes there are."""
+    """Return targets as the run file or the schema has them, the task, and the number of classes."""
     task: Task = wish.task or ("classification" if table.classes else "regression")
     if task == "classification" and not table.classes:
         raise ParameterError(
-            f'{wish.name}: task = "classification" needs a target with classes, which the schema lists'
+            f'{wish.name}: task = "classification" needs a target with classes; list them in the schema'
         )
     return (y, task, len(table.classes)) if task == "classification" else as_targets(y, wish.name, "regression")
 
@@ -250,8 +250,8 @@ def _scikit(source: str, wish: _Wish) -> Split:
 def read_wdbc() -> tuple[Array, Array]:
     """Return inputs, float64[569, 30] in the order of `WDBC`, and int64[569], 0 malignant or 1 benign.
 
-    The records are read from the file that scikit-learn brings with it as `sklearn.datasets.load_breast_cancer` reads
-    it, without importing scikit-learn, which takes nearly as long as PyTorch. Raises ImportError without scikit-learn.
+    It reads scikit-learn's file as `sklearn.datasets.load_breast_cancer` does, without importing scikit-learn, which
+    takes nearly as long as PyTorch. Raises ImportError without scikit-learn.
     """
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:
@@ -290,10 +290,10 @@ def _of_images(images: Images, wish: _Wish, form: ImageForm) -> Split:
 def _from_arrays(arrays: Mapping[str, Array], wish: _Wish) -> Split:
     """Arrays x_train, y_train, x_test, y_test, or x and y to be split.
 
-    In the place of x there may be several arrays, ``x.ids``, ``x.mask`` and so on, which are packed
-    (`moretta.data.layout`). Optionally also domain_train, domain_test, id_train, id_test, group_train and group_test,
-    or domain, id and group, [rows] each. A group is all in one part, and no id or group of training rows is among those
-    of test rows.
+    Instead of x there may be several arrays, ``x.ids``, ``x.mask`` and so on, which are packed
+    (`moretta.data.layout`). Optional are domain_train, domain_test, id_train, id_test, group_train and group_test, or
+    domain, id and group, [rows] each. All rows of a group are in one part, and test rows share no id or group with
+    training rows.
     """
     arrays, layout = packed_parts(arrays, wish.name)
     if layout is not None and wish.missing != "error":
@@ -344,16 +344,16 @@ def _from_arrays(arrays: Mapping[str, Array], wish: _Wish) -> Split:
 def _parts(
     make: _Make, rows: Rows, wish: _Wish, *, test: Rows | None = None, strata: NDArray[np.int64] | None = None
 ) -> Split:
-    """Return rows split: into training, test and validation rows, or where there is a test part without that.
+    """Split rows into training, test and validation rows, or without test rows where the source has a test part.
 
-    strata: in proportion to which they are split; None: to their classes. No two rows have one id, and no group is in
+    strata: [rows], whose proportions each part keeps; None: the classes. No two rows have one id, and no group is in
     two parts.
     """
     check_about(rows, wish.name)
     if test is not None:
         check_apart(rows, test, wish.name)
         if not len(test) and wish.test:
-            raise ParameterError(f"{wish.name}: the test part has no rows; bring some, or set test-fraction = 0")
+            raise ParameterError(f"{wish.name}: the test part has no rows; add some, or set test-fraction = 0")
     fractions = (wish.test, wish.validation) if test is None else (wish.validation,)
     *held, train = split(rows.y if strata is None else strata, fractions, wish.seed, wish.name, rows.groups)
     kept = rows if len(train) == len(rows) else rows.of(train)  # then nothing is copied: image sets are large
@@ -365,14 +365,13 @@ def _numbered(x: Array) -> tuple[str, ...]:
 
 
 def _lacking(x: Array, missing: Missing) -> tuple[Array, tuple[str, ...], ColumnRules | None]:
-    """Arrays whose values may be absent, NaN: with marks of absence where they are wanted, and what is filled in."""
+    """Return an array whose values may be absent (NaN), with marks of absence if asked for, and its column rules."""
     names = _numbered(x)
     if missing == "error" or not names or x.dtype.kind != "f":
         return x, names, None
     if missing == "median":
         raise ParameterError(
-            'missing = "median": a median is counted within a range, which only the schema of a table declares; set '
-            'missing = "mean"'
+            'missing = "median" needs a range, which only the schema of a table declares; set missing = "mean"'
         )
     marked = np.logical_and(~np.isfinite(x).all(axis=0), missing == "indicator")
     table = Schema(columns={name: Number(blanks="indicator" if marked[j] else "mean") for j, name in enumerate(names)})
@@ -384,11 +383,11 @@ def _lacking(x: Array, missing: Missing) -> tuple[Array, tuple[str, ...], Column
 
 
 def load_files(data: Data, table: Schema, *, seed: int, base: Path) -> Split:
-    """Return the rows of silos of which each has whole rows; their domains are the silos' names.
+    """Return the rows of silos that each have whole rows; their domains are the silos' names.
 
-    Test rows are drawn from all files, from each in proportion and by class; a group that is in several files is on one
-    side in all. Or they have files of their own. Ids tell a file's own rows apart and are not compared between silos'
-    files, but with those of test rows; groups are.
+    Test rows are drawn from all files, in proportion of files and classes, or have files of their own. A group in
+    several files is on one side in all. Ids are compared within a silo's file and with test rows, but not between
+    silos; groups are compared everywhere.
     Raises `moretta.errors.ParameterError`, naming the silo, the file and the column.
     """
     if table.target is None:
@@ -416,11 +415,11 @@ def _joined(rows_of: Mapping[str, Rows]) -> Rows:
 
 
 def load_columns(data: Data, table: Schema, *, joint: bool, base: Path) -> tuple[list[Silo], Rows | None]:
-    """Return silos that hold different columns of the same rows, in whatever order, and the test rows, a file's.
+    """Return silos that hold different columns of the same rows, in any order, and the test rows of a file.
 
-    Nothing is held back of the silos' files, as the other holders would have to hold back the same rows. joint: whether
-    the label holder of each row of the grid alone has the labels. Raises `moretta.errors.ParameterError`, as for files
-    that cannot work, where a test row has an id or a group that a silo's training rows have too.
+    Silos' files hold back no rows, because other holders would have to hold back the same ones. joint: whether only
+    the label holder of each row of the grid has the labels. Raises `moretta.errors.ParameterError` for files that
+    cannot work, and where a test row shares an id or a group with a silo's training rows.
     """
     (_, count), holders = shape_of_grid(data), label_holders(data)
     parts, silos = table_parts(table, data.columns, count), list[Silo]()
@@ -444,8 +443,7 @@ def load_columns(data: Data, table: Schema, *, joint: bool, base: Path) -> tuple
 def table_parts(table: Schema, columns: Sequence[Sequence[str | int]] | None, parts: int) -> list[tuple[int, ...]]:
     """Return the indices of each column part's inputs. columns: of each part by name; None cuts them into `parts`.
 
-    All that a column becomes goes to one part. Raises `moretta.errors.ParameterError` for other columns than the
-    schema's.
+    All inputs of one column go to one part. Raises `moretta.errors.ParameterError` for other columns than the schema's.
     """
     features, origins = list(table.features), expansion_of(table).origins
     named: Sequence[Sequence[str | int]] = columns or ()
@@ -454,13 +452,13 @@ def table_parts(table: Schema, columns: Sequence[Sequence[str | int]] | None, pa
     flat = [str(name) for part in named for name in part]
     if sorted(flat) != sorted(features):
         raise ParameterError(
-            f"[data] columns: expected each column of the schema that is an input in one part, by its name "
+            f"[data] columns: expected each input column of the schema in exactly one part, by its name "
             f"({', '.join(features):.200}); got {', '.join(flat):.200}"
         )
     return [tuple(column for column, origin in enumerate(origins) if origin in part) for part in named]
 
 
 def table_of_part(table: Schema, part: Sequence[int], *, labelled: bool) -> Schema:
-    """Return the schema of who holds one column part. labelled: whether with the labels."""
+    """Return the schema of one column part's holder. labelled: whether with the labels."""
     origins = expansion_of(table).origins
     return table.only([origins[column] for column in part], labelled=labelled)

@@ -42,11 +42,11 @@ def check_domains(names: Sequence[str]) -> None:
 
 
 def into_domains(source: Split, names: Sequence[str], seed: int) -> Split:
-    """Return the same rows with every row's image in one of the named domains, and the names in each part's `domain`.
+    """Return the same rows with every image in one of the named domains, and the names in each part's `domain`.
 
-    Training, test and validation rows are each dealt in equal parts, to within one row, and so is every class of them.
-    The same seed deals the same rows. The arrays given are not written to.
-    Raises ParameterError as `check_domains`, for samples that are no images, and if the source has domains already.
+    Training, test and validation rows are each dealt in equal parts, to within one row, and so is each of their
+    classes. The same seed deals the same rows. The arguments are not written to.
+    Raises ParameterError as `check_domains`, for samples that are not images, and if the source has domains already.
     """
     check_domains(names)
     x = source.train.x
@@ -56,7 +56,7 @@ def into_domains(source: Split, names: Sequence[str], seed: int) -> Split:
             f"{list(source.inputs)} and type {x.dtype}; remove it"
         )
     if source.train.domain is not None or source.test.domain is not None:
-        raise ParameterError(f"domains would replace the domains that {source.name} has of its own; remove it")
+        raise ParameterError(f"domains would replace the domains of {source.name}; remove it")
 
     def moved(rows: Rows, key: int) -> Rows:
         domain = _deal(rows.y, names, seed, key)
@@ -67,7 +67,7 @@ def into_domains(source: Split, names: Sequence[str], seed: int) -> Split:
 
 
 def _deal(y: Array, names: Sequence[str], seed: int, key: int) -> NDArray[np.str_]:
-    """The domain of each row of targets y: rows shuffled, sorted by class, and dealt in turn like cards."""
+    """Return the domain of each row of targets y: shuffle rows, sort them by class, and deal them in turn."""
     # A stream of its own: with the partition's stream, "iid" might shuffle alike and hand out whole domains.
     order = generator(seed, key).permutation(len(y))
     labels = class_of(y)
@@ -87,7 +87,7 @@ def _changed(x: Pictures, domain: NDArray[np.str_]) -> Pictures:
 
 
 def _rotated(x: Pictures) -> Pictures:
-    """Every pixel looked up where it came from: at most four neighbours, weighted by how near they are."""
+    """Look each pixel up at its origin: at most four neighbours, weighted by how near they are."""
     height, width = x.shape[2:]
     down, across = (height - 1) / 2, (width - 1) / 2
     angle = np.deg2rad(DEGREES)
@@ -127,4 +127,4 @@ DOMAINS: Mapping[str, Callable[[Pictures], Pictures]] = {
     "blurred": _blurred,
     "recoloured": _recoloured,
 }
-"""Each domain by its name: what it makes of images, which it does not write to."""
+"""Each domain's function by its name; it returns changed images and does not write to its argument."""

@@ -16,7 +16,7 @@ from moretta.secure_aggregation.keystream import encode_purpose
 
 
 def grid_of(silos: Sequence[Silo]) -> Grid:
-    """Return who holds which rows and columns; a silo outside the grid is a row by itself.
+    """Return who holds which rows and columns; a silo outside the grid is a row of its own.
 
     The first silo of a row that has labels holds them: `Silo.holds_labels`.
     """
@@ -26,23 +26,19 @@ def grid_of(silos: Sequence[Silo]) -> Grid:
 
 
 def check_order(silos: Sequence[Silo]) -> None:
-    """Raise `moretta.errors.ParameterError` unless the rows of local silos are known to be in their row's order.
-
-    They are by ids, which are compared, or by their owner's word (`Silo.aligned`).
-    """
+    """Raise `moretta.errors.ParameterError` unless ids or owners (`Silo.aligned`) confirm the order of local rows."""
     holders = Counter(silo.row for silo in silos if silo.columns)
     for silo in silos:
         if silo.columns and holders[silo.row] > 1 and not silo.remote and silo.ids is None and not silo.aligned:
             raise ParameterError(
-                f"silo `{silo.name}` holds some columns of row `{silo.row}`, and nothing says that its rows are in the "
-                "other holders' order; give their ids, which are compared, put them in one order by `moretta align` or "
-                "[protocol] align = true, or say that the order is known (silo.toml: rows-in-order = true; from "
-                "Python: Silo aligned=True)"
+                f"silo `{silo.name}` holds columns of row `{silo.row}`, and the order of its rows is not confirmed; "
+                "give ids, align by `moretta align` or [protocol] align = true, or declare the order (rows-in-order = "
+                "true in silo.toml, aligned=True in Python)"
             )
 
 
 def check_ids(silos: Sequence[Silo]) -> None:
-    """Raise `moretta.errors.ParameterError` where local silos of one row have other ids, or them in another order."""
+    """Raise `moretta.errors.ParameterError` where local silos of one row differ in their ids or their order."""
     first = dict[str, Silo]()
     for silo in silos:
         if not silo.columns or silo.ids is None:
@@ -97,8 +93,7 @@ class Grid:
     def digest(self, *, joint: bool) -> bytes:
         """Return SHA-256 of who holds which rows, columns and labels, in order, and of the form.
 
-        Silos that were sent different grids have different digests, so no common key
-        (`moretta.protocols.cgd.group_keys`).
+        Silos with different grids have different digests, so they share no key (`moretta.protocols.cgd.group_keys`).
         """
         content: list[int | str] = ["joint" if joint else "independent"]
         for part in self.parts.values():

@@ -4,7 +4,7 @@ Everything but the model sees the arrays packed: side by side in the order of th
 size]. Batches, secure sums, files and messages are then those of any other rows. The `SampleLayout` says which entries
 are which array. The model takes the arrays themselves, by keyword (`moretta.models.hooks`).
 
-    numbers     floats, and bytes and booleans unscaled; the model has them in the run's dtype
+    numbers     floats, and bytes and booleans unscaled; the run's dtype in the model
     integers    of 16 bits or more: token ids and the like, never negative, below 2^24, where float32 is exact; int64
                 in the model
 """
@@ -49,7 +49,7 @@ class InputArray:
 
     @property
     def size(self) -> int:
-        """How many entries it has in a row."""
+        """The number of its entries in a row."""
         return prod(self.shape)
 
     @property
@@ -59,7 +59,7 @@ class InputArray:
 
     @property
     def kind(self) -> str:
-        """What it holds, in a word."""
+        """The kind of its numbers, in a word."""
         return "integers" if self.integers else "numbers"
 
 
@@ -71,7 +71,7 @@ class SampleLayout:
 
     def __post_init__(self) -> None:
         if not self.arrays:
-            raise ParameterError("a sample of arrays by name has none; expected at least one")
+            raise ParameterError("a sample has no arrays; expected at least one by its name")
         for array in self.arrays:
             bad = keyword.iskeyword(array.name) or array.name in RESERVED
             if bad or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", array.name):
@@ -91,7 +91,7 @@ class SampleLayout:
     ) -> SampleLayout:
         """Return the layout that a run file declares: the shape of each array, and which hold token ids.
 
-        Raises ParameterError where a name in the others is none of the inputs, or an array cannot be standardised.
+        Raises ParameterError where another key names an array that inputs lacks, or an array cannot be standardised.
         """
         for key, names in (("tokens", integers), ("standardise", standardised)):
             if unknown := sorted(set(names) - set(inputs)):
@@ -114,7 +114,7 @@ class SampleLayout:
         }
 
     def __str__(self) -> str:
-        """Return the arrays in words, for messages."""
+        """Describe the arrays, for messages."""
         return f"the arrays {', '.join(f'{array.name} {list(array.shape)} of {array.kind}' for array in self.arrays)}"
 
     @property
@@ -129,7 +129,7 @@ class SampleLayout:
 
     @property
     def size(self) -> int:
-        """How many entries a packed row has."""
+        """The number of entries of a packed row."""
         return sum(array.size for array in self.arrays)
 
     @cached_property
@@ -177,8 +177,8 @@ class SampleLayout:
     def pack(self, arrays: Mapping[str, ArrayLike], where: str) -> NDArray[np.float32]:
         """Return the arrays of some rows packed, float32[rows, size].
 
-        where: begins each error's sentence. Raises ParameterError, naming the array, where one is missing or too many,
-        of another shape or kind, of another number of rows, NaN, infinite, negative or too large.
+        where: begins each error's sentence. Raises ParameterError, naming the array, where one is missing, unknown, of
+        another shape, kind or number of rows, or has entries that are NaN, infinite, negative or too large.
         """
         return _packed(self, _as_arrays(arrays, where), where)
 
@@ -195,7 +195,7 @@ class SampleLayout:
     def check_same(self, expected: SampleLayout, where: str, owner: str) -> None:
         """Raise ParameterError, naming the array at fault, unless a sample has the arrays of another layout.
 
-        where: begins the sentence, whose these arrays are. owner: whose the wanted ones are.
+        where: begins the sentence with the owner of these arrays. owner: has the expected ones.
         """
         _check_same(self.arrays, expected, where, f"{owner} has")
 
@@ -230,7 +230,7 @@ def pack(arrays: Mapping[str, ArrayLike], where: str) -> tuple[NDArray[np.float3
 
 
 def packed_as(x: Samples, layout: SampleLayout | None, where: str) -> NDArray[np.generic]:
-    """Return samples of which a layout is known as one array. Raises ParameterError where they are not of its kind."""
+    """Return samples as one array by a layout. Raises ParameterError for samples of another kind."""
     if not isinstance(x, Mapping):
         return x
     if layout is None:
@@ -300,7 +300,7 @@ def _packed(layout: SampleLayout, arrays: Mapping[str, NDArray[Any]], where: str
     for form in layout.arrays:
         name, array, place = form.name, arrays[form.name], f"{where}: array `{form.name}`"
         if len(array) != rows:
-            raise ParameterError(f"{place} has {len(array)} rows, and `{first}` has {rows}; give all as many")
+            raise ParameterError(f"{place} has {len(array)} rows, and `{first}` has {rows}; give all the same number")
         with np.errstate(over="ignore", invalid="ignore"):  # too large becomes infinite, which is named
             packed[:, layout.places[name]] = array.reshape(rows, -1)
         _check_entries(packed[:, layout.places[name]], array, form, place)
@@ -311,7 +311,7 @@ def _check_same(arrays: Sequence[InputArray], layout: SampleLayout, where: str, 
     """Raise ParameterError unless arrays have the names, shapes and kinds of a layout's."""
     ours, theirs = ({array.name: array for array in each} for each in (arrays, layout.arrays))
     for name in sorted(set(ours) ^ set(theirs)):
-        lack = "is missing" if name in theirs else "is one too many"
+        lack = "is missing" if name in theirs else "is unexpected"
         raise ParameterError(f"{where}: array `{name:.80}` {lack}; {owner} {', '.join(theirs)}")
     for name, expected in theirs.items():
         got, place = ours[name], f"{where}: array `{name}`"
@@ -327,14 +327,12 @@ def _check_same(arrays: Sequence[InputArray], layout: SampleLayout, where: str, 
 
 
 def _check_entries(packed: NDArray[np.float32], array: NDArray[Any], form: InputArray, place: str) -> None:
-    """Raise ParameterError where entries cannot be packed exactly, or are no numbers."""
+    """Raise ParameterError where entries cannot be packed exactly, or are not numbers."""
     if form.integers:
         if array.size and array.min() < 0:
             raise ParameterError(f"{place}: integers are token ids, but some are negative; save numbers as floats")
         if array.size and array.max() > LARGEST:
-            raise ParameterError(
-                f"{place}: integers above {LARGEST} cannot be told apart as float32; number them from 0"
-            )
+            raise ParameterError(f"{place}: integers above {LARGEST} are not exact as float32; number them from 0")
         return
     bad = ~np.isfinite(packed)
     if bad.any():

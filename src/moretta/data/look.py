@@ -3,15 +3,14 @@
     look_at(owners, ...)   -> Look      exact counts, at each owner
     Look.plain(...)         -> plain     what may be shown, small counts withheld
 
-A minimum or maximum is one person's value, so neither is looked for: a column's range is the one that the schema
-declares, or about where 5 and 95 % of all values lie, and bins are open at their ends.
+A minimum or maximum is one person's value, so the look shows neither. A column's range is the one that the schema
+declares, or about from the 5 % to the 95 % quantile of all values. The first and last bins are open.
 
-**Small counts** are not shown, nor what would give them back by subtraction. A variable's cells (classes, bins, blanks)
-add up to its rows, over all silos and at each silo. A count below `least` is shown as "fewer than 5"; where a sum less
-the counts that are shown would give it away, larger ones are "withheld" too, the smallest first. What is left open of
-each small count is then no less than what "fewer than 5" says: everything from 0 to 4. By silo nothing tells the one
-from the other, and a cell is withheld at all silos or at none. Not hidden: who knows how the further cells are chosen,
-or knows rows of a table, can narrow counts down more.
+**Small counts** are not shown, and cannot be computed by subtraction. A variable's cells (classes, bins, blanks) add up
+to its rows, over all silos and at each silo. A count below `least` is shown as "fewer than 5". Where the sum minus the
+shown counts would reveal it, larger counts are "withheld" too, the smallest first. Each small count may then be
+anything from 0 to 4, as "fewer than 5" says. By silo both kinds look the same, and a cell is withheld at all silos or
+none. Not hidden: anyone who knows how the further cells are chosen, or knows rows of a table, can narrow counts down.
 """
 
 import math
@@ -36,18 +35,18 @@ Counts = NDArray[np.int64]
 Shown = int | str
 
 WITHHELD = "withheld"
-BINS = 12  # of a number, about
+BINS = 12  # about, for a number
 LISTED = 12  # silos, columns or classes in a line
-TAILS = 0.05  # the part of the values that is below a range that was looked for, and above it
+TAILS = 0.05  # the fraction of the values below a computed range, and above it
 Kind = Literal["number", "date", "category", "ordered", "classes"]
 
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """How the values of a column, or the targets, are spread.
+    """The distribution of a column's values, or of the targets.
 
-    cells: what is counted, such as "40 to 50" or a class. counts: int64[silos, cells]. absent: int64[silos]; None where
-    no value may be absent. range: as words, empty where nothing is said. declared: whether by the schema.
+    cells: names of bins or classes, such as "40 to 50". counts: int64[silos, cells]. absent: int64[silos]; None where
+    no value may be absent. range: in words, empty if not shown. declared: whether by the schema.
     """
 
     name: str
@@ -60,7 +59,7 @@ class Spread:
     declared: bool = False
 
     def plain(self, least: int, silos: Sequence[str] | None) -> dict[str, Any]:
-        """Return what may be shown. silos: their names, to show each one's counts too."""
+        """Return the values that may be shown. silos: their names, to show each one's counts too."""
         counts = self.counts if self.absent is None else np.column_stack([self.counts, self.absent])
         sums = shown(counts.sum(axis=0), least)
         each = [] if silos is None else shown_by_silo(counts, least)
@@ -81,7 +80,7 @@ class Spread:
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """Exact counts; not to be shown as they are. held: rows that are not trained on, by what they are for."""
+    """Exact counts, not to be shown as they are. held: rows that are not trained on, by purpose."""
 
     silos: tuple[str, ...]
     rows: NDArray[np.int64]
@@ -91,9 +90,9 @@ class Look:
     sample: tuple[int, ...]
 
     def plain(self, least: int = LEAST_SHOWN, *, by_silo: bool = False) -> dict[str, Any]:
-        """Return what may be shown, as plain values: counts are whole numbers, or words in their place.
+        """Return what may be shown, as plain values: counts are whole numbers, or words instead.
 
-        least: counts below are withheld. by_silo: each silo's counts too.
+        least: counts below are withheld. by_silo: add each silo's counts.
         """
         names = self.silos if by_silo else None
         own = dict(zip(self.silos, shown(self.rows, least), strict=True))
@@ -120,16 +119,20 @@ def look_at(
     held: Mapping[str, int] | None = None,
     least: int = LEAST_SHOWN,
 ) -> Look:
-    """Count the rows of all owners. names: of the columns of x, none where samples have no columns.
+    """Count the rows of all owners.
 
-    table: what the columns mean; by default each is a number. rules: where values may be absent. classes: None for
-    targets that are numbers. held: rows for testing and the like, by name. least: as of `Look.plain`; ranges that are
-    looked for leave out so many values at each end.
+    Args:
+        names: of the columns of x, empty where samples have no columns.
+        table: the schema; by default each column is a number.
+        rules: where values may be absent.
+        classes: None for targets that are numbers.
+        held: rows for testing and the like, by name.
+        least: as in `Look.plain`; computed ranges leave out that many values at each end.
     """
     rows = np.array([len(owner.x) for owner in owners])
     lacking = rules is not None and rules.may_lack
     columns: list[Spread] = []
-    if table is not None and table.features:  # of images nothing is shown by column
+    if table is not None and table.features:  # images have no columns to show
         columns = _of_schema(owners, table, least)
     elif names:
         fills = rules.fills if rules is not None and lacking else np.zeros(len(names))
@@ -146,7 +149,7 @@ def look_at(
 
 
 def lines_of(look: Mapping[str, Any]) -> list[str]:
-    """Return a short form of what `Look.plain` says: rows, absent values and classes, a line each."""
+    """Return `Look.plain` in short: rows, absent values and classes, a line each."""
     rows, silos = dict(look["rows"]), look["silos"]
     own = first_of([f"{name} {count}" for name, count in rows.pop("by_silo", {}).items()], LISTED)
     at = f" at {silos} silos" * (silos > 1) + f" ({own})" * bool(own)
@@ -180,7 +183,7 @@ def _of_schema(owners: Sequence[Silo], table: Schema, least: int) -> list[Spread
 def _places(
     name: str, kind: Kind, words: Sequence[str], values: Sequence[NDArray[Any]], *, may_lack: bool = False
 ) -> Spread:
-    """Count values that are a word's place."""
+    """Count values that are places of words."""
     counts = np.array([np.bincount(own[~np.isnan(own)].astype(np.int64), minlength=len(words)) for own in values])
     return Spread(name, kind, tuple(words), counts, _absent(values) if may_lack else None)
 
@@ -251,7 +254,7 @@ def _number(value: float) -> str:
 
 
 def _day(value: float) -> str:
-    days = min(max(round(value), -719_162), 2_932_896)  # what a date can be
+    days = min(max(round(value), -719_162), 2_932_896)  # the range of `date`
     return (date(1970, 1, 1) + timedelta(days)).isoformat()
 
 
@@ -260,12 +263,12 @@ def _absent(values: Sequence[NDArray[np.float64]]) -> NDArray[np.int64]:
 
 
 def few(least: int) -> str:
-    """Return what stands for a count below `least`."""
+    """Return the words for a count below `least`."""
     return f"fewer than {least}"
 
 
 def shown(counts: Sequence[int] | Counts, least: int) -> list[Shown]:
-    """Return the counts of cells whose sum is known, or what stands for them. least: 0 or 1 shows all."""
+    """Return the counts of cells whose sum is known, or words for them. least: 0 or 1 shows all."""
     cells = np.asarray(counts, np.int64)
     if least <= 1:
         return [int(cell) for cell in cells]
@@ -284,7 +287,7 @@ def shown(counts: Sequence[int] | Counts, least: int) -> list[Shown]:
 
 
 def total(counts: Sequence[int] | Counts, least: int) -> Shown:
-    """Return the sum of cells, or what stands for it."""
+    """Return the sum of cells, or words for it."""
     rows = int(np.sum(counts))
     return rows if rows >= least else few(least)
 
@@ -296,14 +299,14 @@ def shown_by_silo(counts: Counts, least: int) -> list[list[Shown]]:
     rows, sums = counts.sum(axis=1), shown(counts.sum(axis=0), least)
     hidden = np.array([isinstance(cell, str) for cell in sums]) | (counts < least).any(axis=0)
     if any(isinstance(cell, str) for cell in shown(rows, least)):
-        hidden[:] = True  # a silo's counts would give away its rows
+        hidden[:] = True  # a silo's counts would reveal its rows
     while hidden.any() and not hidden.all() and not _is_open_by_silo(counts, sums, hidden, least):
         hidden[np.argmin(np.where(hidden, np.iinfo(np.int64).max, counts.sum(axis=0)))] = True
     return [[WITHHELD if gone else int(cell) for cell, gone in zip(silo, hidden, strict=True)] for silo in counts]
 
 
 def _is_open(cells: Counts, small: NDArray[np.bool_], hidden: NDArray[np.bool_], least: int) -> bool:
-    """Whether each small cell may be anything from 0 to least - 1, as far as the sum of the hidden cells says."""
+    """Return whether each small cell may be anything from 0 to least - 1, given the sum of the hidden cells."""
     rest, others, larger = int(cells[hidden].sum()), int(small.sum()) - 1, int((hidden & ~small).sum())
     if not small.any():
         return True
@@ -313,7 +316,7 @@ def _is_open(cells: Counts, small: NDArray[np.bool_], hidden: NDArray[np.bool_],
 
 
 def _is_open_by_silo(counts: Counts, sums: Sequence[Shown], hidden: NDArray[np.bool_], least: int) -> bool:
-    """Whether each small count at a silo is open by `least` values, given what silos' and cells' sums leave of it."""
+    """Return whether each small count at a silo may have `least` values, given the sums of silos and cells."""
     of = np.flatnonzero(hidden)
     inner = counts[:, of]
     rows, columns, whole = inner.sum(axis=1), inner.sum(axis=0), int(inner.sum())

@@ -3,9 +3,9 @@
     iid        a seeded shuffle, cut into near-equal parts (or by `sizes`)
     dirichlet  each class dealt by shares drawn from Dirichlet(alpha): the smaller alpha, the less alike the silos
     by-label   sorted by label and cut: a silo sees few classes (or a range of a regression target)
-    same-rows  every silo has the same rows: of so many equal parts of all, in the source's order, the first. For tables
-               of papers whose code deals rows so, and to see what is lost by it
-    by-domain  whole domains (hospitals, devices) to silos, in turn; of more silos than domains each gets an equal part
+    same-rows  every silo has the same rows: the first of as many equal parts, in the source's order. For tables of
+               papers whose code deals rows so, and to see what that loses
+    by-domain  whole domains (hospitals, devices) to silos, in turn; with more silos each gets an equal part
                of one domain, in turn
 
     grid        rows are cut into m_h parts and columns into m_v, near-equal, in their order; each pair is a silo
@@ -13,10 +13,10 @@
 
 Domains count in the sorted order of their names. Every row goes to exactly one silo, or to one row part of a grid, but
 for same-rows; the same seed gives the same silos on every machine. Where rows have groups (a patient's visits), whole
-groups are dealt, and all of a group's rows are in one silo; sizes are counted in rows and are off by at most a group.
+groups are dealt, and all of a group's rows are in one silo; sizes count rows and are off by at most a group.
 
-In a grid rows are dealt as by iid. A column is one number of a sample, so samples of several axes are flattened. Every
-participant gets the targets of its rows here; `Silo.labelled` says which one may use them.
+A grid deals rows as iid does. A column is one number of a sample, so samples of several axes are flattened. Every
+participant gets the targets of its rows here; `Silo.labelled` marks the one that may use them.
 """
 
 import logging
@@ -47,10 +47,10 @@ HOW = ("iid", "dirichlet", "by-label", "same-rows", "by-domain")
 
 @dataclass(frozen=True, eq=False)
 class Distributed:
-    """A source over its silos: what a run trains and is measured on.
+    """A source dealt to its silos, with the rows that score a run.
 
-    test, validation: None if the source has none. feature_names: of all columns; in a grid the silos have their own of
-    these (`Silo.columns`), and all samples are flat. classes: how many, None for numbers. The rest: as of `Split`.
+    test, validation: `None` for a source without them. feature_names: of all columns; in a grid each silo has some of
+    them (`Silo.columns`), and all samples are flat. classes: the number, None for numbers. The rest: as in `Split`.
     """
 
     silos: Sequence[Silo]
@@ -67,7 +67,7 @@ class Distributed:
 
 
 def silo_names(silos: int) -> tuple[str, ...]:
-    """The names of silos that a run file only counts.
+    """Return the names of silos that a run file only counts.
 
     >>> silo_names(2)
     ('silo-1', 'silo-2')
@@ -76,7 +76,7 @@ def silo_names(silos: int) -> tuple[str, ...]:
 
 
 def distribute(source: Split, data: Data, seed: int = 0) -> Distributed:
-    """Partition the training rows over silos as a run file says; they are named silo-1 ... .
+    """Deal the training rows to silos as a run file says; they are named silo-1 ... .
 
     With "grid" and "by-feature" the silos are those of `deal`, named silo-1-1 ...; `sizes` has one for each row part.
     The test and the validation part are owners too. Raises ParameterError as `partition` and `deal`.
@@ -128,13 +128,19 @@ def partition(
     domain: NDArray[Any] | None = None,
     groups: NDArray[Any] | None = None,
 ) -> list[RowNumbers]:
-    """The row numbers of each silo, sorted int64, every row of the targets y exactly once (but under "same-rows").
+    """Return the row numbers of each silo, sorted int64; every row of y exactly once, except under "same-rows".
 
-    silos >= 1; `alpha` > 0 is for dirichlet alone, `sizes` (a positive relative size per silo) for iid and by-label,
-    `domain` [rows] for by-domain. `groups` [rows] are dealt whole. Under dirichlet a group is of the class that
-    `Units.labels` says, under by-label also or of its mean target, and under by-domain of the domain of most of its
-    rows; a warning then says how many rows are with another domain's.
-    Raises ParameterError for an unknown `how`, for arguments that do not fit, and by name for a silo left without rows.
+    Args:
+        silos: 1 or more.
+        alpha: above 0, for dirichlet only.
+        sizes: a positive relative size per silo, for iid and by-label.
+        domain: [rows], for by-domain.
+        groups: [rows], dealt whole. Under dirichlet and by-label a group has the class of `Units.labels`, or under
+            by-label its mean target. Under by-domain it has the domain of most of its rows; a warning counts the rows
+            that go to another domain's silo.
+
+    Raises:
+        ParameterError: an unknown `how`, arguments that do not fit, or a silo, by its name, without rows.
     """
     units = units_of(len(y), groups, "groups")
     _check(len(units.sizes), silos, how, sizes, "rows" if groups is None else "groups")
@@ -164,7 +170,7 @@ def _check(units: int, silos: int, how: str, sizes: Sequence[float] | None, what
     check_choice("partition", how, (*HOW, *GRIDS))
     if silos > units:
         raise ParameterError(
-            f"{units} {what} cannot be dealt to {silos} silos; use at most {units} silos or bring more {what}"
+            f"{units} {what} cannot be dealt to {silos} silos; use at most {units} silos or more {what}"
         )
     if sizes is None:
         return
@@ -192,11 +198,11 @@ def _sortable(y: NDArray[Any], units: Units) -> NDArray[Any]:
 def _dirichlet(
     labels: RowNumbers, sizes: RowNumbers, silos: int, alpha: float, rng: np.random.Generator
 ) -> list[RowNumbers]:
-    """Deal each class by its own draw. A silo may get no row at all, which the caller refuses.
+    """Deal each class by its own draw. A silo may get no row, which the caller refuses.
 
     With 10,000 rows of 10 classes over 100 silos, none of 200 seeds left a silo empty at alpha 1 or 0.5, where the
-    smallest silo had 20 and 10 rows, but 75 did at 0.1. No rows are moved to repair that, as the distribution would no
-    longer be the one asked for.
+    smallest silo had 20 and 10 rows. At alpha 0.1, 75 of 200 did. No rows are moved to avoid that, because the
+    distribution would no longer be the one asked for.
     """
     parts: list[list[RowNumbers]] = [[] for _ in range(silos)]
     for label in np.unique(labels):
@@ -209,12 +215,12 @@ def _dirichlet(
 
 
 def _domains(domain: NDArray[Any] | None, units: Units) -> NDArray[Any]:
-    """The domain of each unit, that of most of its rows, and of several the first in sorted order."""
+    """Return the domain of each unit: that of most of its rows, and in a tie the first in sorted order."""
     rows = len(units.of)
     if domain is None:
         raise ParameterError(
-            'partition = "by-domain" needs the domain of each row, and this source has none; '
-            'give an .npz file with an array "domain", for images set for example domains = ["plain", "rotated"], '
+            'partition = "by-domain" needs the domain of each row, and this source has no domains; '
+            'give an .npz file with an array "domain", set domains for images, for example ["plain", "rotated"], '
             "or use another partition"
         )
     if domain.shape != (rows,):
@@ -224,13 +230,13 @@ def _domains(domain: NDArray[Any] | None, units: Units) -> NDArray[Any]:
     domains: NDArray[Any] = names[at[order][np.unique(unit, return_index=True)[1]]]
     if moved := int((domains[units.of] != domain).sum()):
         log.warning(
-            "by-domain: %d rows are dealt with another domain than theirs, as most rows of their group are of it", moved
+            "by-domain: %d rows go to another domain's silo, because most rows of their group are of that domain", moved
         )
     return domains
 
 
 def _by_domain(domain: NDArray[Any], sizes: RowNumbers, silos: int, rng: np.random.Generator) -> list[RowNumbers]:
-    """Silo k has the domains k, k + silos, ...; of more silos than domains an equal part of domain k modulo them."""
+    """Give silo k the domains k, k + silos, ...; with more silos an equal part of domain k modulo the domains."""
     names, number = np.unique(domain, return_inverse=True)
     if silos <= len(names):
         return [np.flatnonzero(number % silos == k) for k in range(silos)]
@@ -246,7 +252,7 @@ Columns = Sequence[Sequence[str | int]]  # of each column part: features by name
 
 
 def flat(source: Split) -> Split:
-    """The source with samples [n, d], whatever axes they had."""
+    """Return the source with samples flattened to [n, d]."""
     if source.train.x.ndim == 2:
         return source
     train, test, validation = (
@@ -257,7 +263,7 @@ def flat(source: Split) -> Split:
 
 
 def deal(source: Split, data: Data, seed: int) -> tuple[Silo, ...]:
-    """The participants silo-1-1, silo-1-2, ... of a flat source, by row part and then by column part.
+    """Return the participants silo-1-1, silo-1-2, ... of a flat source, by row part and then by column part.
 
     Raises ParameterError for columns or sizes that do not fit the source.
     """
@@ -276,7 +282,7 @@ def deal(source: Split, data: Data, seed: int) -> tuple[Silo, ...]:
 
 
 def _row_parts(source: Split, parts: int, sizes: Sequence[float] | None, seed: int) -> list[RowNumbers]:
-    """Deal rows as "iid" does to as many silos; errors speak of row parts."""
+    """Deal rows as "iid" does to as many silos; errors name row parts."""
     rows = len(source.train)
     units = units_of(rows, source.train.groups, "groups")
     what = "training rows" if source.train.groups is None else "groups"
@@ -295,7 +301,7 @@ def _row_parts(source: Split, parts: int, sizes: Sequence[float] | None, seed: i
 
 
 def _column_parts(source: Split, parts: int, columns: Columns | None) -> list[list[int]]:
-    """The columns of each part, ascending, every column of the samples exactly once."""
+    """Return the columns of each part, ascending, with every column of the samples exactly once."""
     width = source.inputs[0]
     if columns is None:
         if parts > width:
@@ -339,6 +345,6 @@ def _meant(entry: str | int, named: dict[str, list[int]], origins: tuple[str, ..
         return named[entry]
     if not named:
         raise ParameterError(
-            f'columns: "{entry}" is a name, but these samples have none; give indices from 0 to {width - 1}'
+            f'columns: "{entry}" is a name, but these columns have no names; give indices from 0 to {width - 1}'
         )
     raise ParameterError(f'columns: there is no column "{entry}"; {did_you_mean(entry, set(origins))}')

@@ -1,8 +1,8 @@
 """Rows and targets as Python users have them: arrays, lists, tensors, frames of columns and Datasets of PyTorch.
 
-Each becomes an array of numbers, or is refused in one sentence. pandas, polars and torch are not imported: a frame is
-what has `columns` and `to_numpy`, a tensor what can be detached, and a Dataset what has a length and gives a sample and
-its target by index. No cell is told.
+Each becomes an array of numbers, or is refused in one sentence that quotes no cell. pandas, polars and torch are not
+imported: a frame has `columns` and `to_numpy`, and a tensor can be detached. A Dataset has a length, and returns a
+sample and its target by index.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,19 +23,19 @@ NUMBERS = "fiub"
 
 
 def is_frame(rows: object) -> bool:
-    """Whether rows are given as columns by name."""
+    """Return whether rows are columns by name."""
     return hasattr(rows, "columns") and hasattr(rows, "to_numpy")
 
 
 def names_of(x: Any) -> tuple[str, ...]:
-    """Return the names of a frame's columns, in its order; none of rows without names."""
+    """Return the names of a frame's columns, in its order; empty for rows without names."""
     return tuple(str(name) for name in x.columns) if is_frame(x) else ()
 
 
 def rows_and_targets(x: Any, y: Any, where: str) -> tuple[Samples, NDArray[np.generic]]:
     """Return inputs and targets as arrays. y: None where x is a Dataset of samples with their targets.
 
-    where: begins the sentence of an error. Raises `moretta.errors.ParameterError` for what are no rows of numbers.
+    where: begins the sentence of an error. Raises `moretta.errors.ParameterError` for anything but rows of numbers.
     """
     _refuse_streams(x, where)
     if is_dataset(x):
@@ -49,18 +49,18 @@ def rows_and_targets(x: Any, y: Any, where: str) -> tuple[Samples, NDArray[np.ge
 
 
 def _check_index(x: Any, y: Any, where: str) -> None:
-    """Check that rows and targets of pandas stand in one order, where both say by an index which row is which."""
+    """Check that rows and targets of pandas are in one order, where both have an index."""
     equals = getattr(getattr(x, "index", None), "equals", None)
     alike = is_frame(x) and hasattr(y, "index") and hasattr(y, "to_numpy") and len(x) == len(y)
     if alike and equals is not None and not equals(y.index):
         raise ParameterError(
-            f"{where}: the indices of x and y differ, so a target may stand beside another row; bring both into one "
-            "order, or where they are in order already give y.to_numpy()"
+            f"{where}: the indices of x and y differ; expected the same row order: reorder one of them, or give "
+            "y.to_numpy() if the rows already match"
         )
 
 
 def is_dataset(x: object) -> bool:
-    """Whether rows are given as a Dataset of PyTorch, or its like."""
+    """Return whether rows are a Dataset of PyTorch, or its like."""
     plain = isinstance(x, np.ndarray | LazyRows | Mapping | Sequence | str)
     plain = plain or hasattr(x, "detach") or is_sparse(x)
     return (
@@ -87,7 +87,7 @@ def samples(x: Any, where: str) -> Samples:
 
 
 def targets_of(y: Any, where: str) -> NDArray[np.generic]:
-    """Return targets as an array of numbers; masks as `moretta.data.rows.as_positions` has them."""
+    """Return targets as an array of numbers; masks in the form of `moretta.data.rows.as_positions`."""
     if is_frame(y):
         y = _of_frame(y, where)
     remedy = (
@@ -116,9 +116,9 @@ def _check_real(array: NDArray[Any], where: str) -> None:
 
 
 def subjects(values: Any, rows: int, where: str) -> NDArray[np.str_]:
-    """Return whom rows are about, as words, one a row."""
+    """Return the person or thing of each row, as words."""
     array = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
-    cells = array.ravel().tolist()  # of Python's types; True is an int, and says of nobody who it is
+    cells = array.ravel().tolist()  # of Python's types; True is an int, but not an id
     words = all(isinstance(cell, str | Integral) and not isinstance(cell, bool) for cell in cells)
     if array.ndim != 1 or len(array) != rows or not words:
         got = f"{len(array)} values of type {array.dtype}" if array.ndim == 1 else kind_of(values)
@@ -129,7 +129,7 @@ def subjects(values: Any, rows: int, where: str) -> NDArray[np.str_]:
 def pair(
     rows: Any, where: str, names: Sequence[str] = (), owner: str = "the first silo"
 ) -> tuple[Samples, NDArray[np.generic]]:
-    """Return rows with targets, a pair or a Dataset, as arrays. names: the columns that a frame has to have."""
+    """Return rows with targets, a pair or a Dataset, as arrays. names: the columns that a frame must have."""
     if is_dataset(rows):
         rows = (rows, None)
     if not isinstance(rows, tuple | list) or len(rows) != 2:
@@ -139,7 +139,7 @@ def pair(
 
 
 def in_order(x: Any, order: Sequence[str], where: str, owner: str) -> Any:
-    """Return a frame's columns in a wanted order. where: whose they are; owner: who has them in that order.
+    """Return a frame's columns in this order. where: whose they are; owner: who has them in that order.
 
     Raises `moretta.errors.ParameterError`, naming the column, where one is missing.
     """
@@ -156,7 +156,7 @@ def _of_frame(frame: Any, where: str) -> NDArray[np.generic]:
     names = names_of(frame)
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ParameterError(f"{where}: column {twice!r} is there twice; give each its own name")
+        raise ParameterError(f"{where}: column {twice!r} appears twice; give each its own name")
     columns = []
     for name in frame.columns:
         column = np.asarray(frame[name].to_numpy())
@@ -175,8 +175,8 @@ def _nullable(column: NDArray[Any], where: str) -> NDArray[np.float64]:
         return np.array([np.nan if cell is None or cell != cell else float(cell) for cell in column])
     except (TypeError, ValueError):
         raise ParameterError(
-            f"{where} holds words, dates or objects; expected numbers: say in a schema what columns mean "
-            "(moretta.read_table(frame, schema)), or leave it out"
+            f"{where} holds words, dates or objects; expected numbers: read the frame by a schema "
+            "(moretta.read_table(frame, schema)), or leave the column out"
         ) from None
 
 
@@ -192,7 +192,7 @@ def _array(value: Any, where: str) -> NDArray[Any]:
         return _plain(np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value))
     except (ValueError, TypeError, RuntimeError):
         raise ParameterError(
-            f"{where}: expected numbers, with as many in each row; got {kind_of(value)} that is no such array"
+            f"{where}: expected numbers, the same count in each row; got {kind_of(value)} of another form"
         ) from None
 
 
@@ -206,9 +206,9 @@ def _plain(array: NDArray[Any]) -> NDArray[Any]:
 
 def _refuse_streams(x: Any, where: str) -> None:
     if hasattr(x, "dataset") and hasattr(x, "__iter__") and not hasattr(x, "__getitem__"):
-        raise ParameterError(f"{where}: got {kind_of(x)}; give its dataset, as the protocol draws batches by itself")
+        raise ParameterError(f"{where}: got {kind_of(x)}; give its dataset, as the protocol draws its own batches")
     if isinstance(x, Iterable) and not hasattr(x, "__len__"):
-        raise ParameterError(f"{where}: got {kind_of(x)}, whose rows have no number; give a list, array or Dataset")
+        raise ParameterError(f"{where}: got {kind_of(x)}, whose rows have no index; give a list, array or Dataset")
 
 
 def _of_dataset(data: Any, where: str) -> tuple[Any, Any]:

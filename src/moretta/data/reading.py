@@ -1,12 +1,12 @@
 """Where rows are read: tables, arrays, images, DICOM and a user's own functions.
 
-    read(source, expected, where)  -> Rows     one owner's rows, which have to be as a run says
+    read(source, expected, where)  -> Rows     one owner's rows, which must have the form that the run expects
 
-It is the same for a site's rows, a silo's file, the server's test rows, a file that is looked at and one that is
-predicted; what differs is what is expected. As each owner reads its rows alone, nothing may depend on its file's
-content: another file may lack a category or a class. So a table is read by the run's schema, which all owners have, and
-arrays have whole numbers as classes, numbered as in the run. Only `moretta.data.datasets.load`, which has all rows, may
-infer a schema. Nothing here reads a pickle.
+It reads a site's rows, a silo's file, the server's test rows, a file to look at and a file to predict; only the
+expectation differs. Each owner reads its rows alone, so nothing may depend on its file's content: another file may lack
+a category or a class. So a table is read by the run's schema, which all owners have, and arrays have whole numbers as
+classes, numbered as in the run. Only `moretta.data.datasets.load`, which has all rows, may infer a schema. Nothing here
+reads a pickle.
 """
 
 from __future__ import annotations
@@ -44,14 +44,19 @@ from moretta.errors import MissingExtra, ParameterError, RowsError
 
 @dataclass(frozen=True)
 class ExpectedRows:
-    """What is expected of rows.
+    """The form that rows must have.
 
-    inputs: the shape of a sample, packed where it has a layout; None: any. tokens: whether samples are token ids.
-    classes: how many there are; None where targets are numbers, `outputs` a row. labelled: whether these rows have
-    targets at all. training: whether they are trained on, and so have no other columns; of others, rows that are not as
-    the table says are left out. may_lack: whether values may be
-    absent. table: what the columns of these rows mean, where they are a table's. image: what images become, where the
-    table names their files. mask: the shape of masks that are the targets, of `outputs` classes; None: none are.
+    Args:
+        inputs: the shape of a sample, packed where it has a layout; None: any.
+        tokens: whether samples are token ids.
+        classes: the number of classes; None where targets are numbers, `outputs` a row.
+        labelled: whether these rows have targets.
+        training: whether they are trained on, and so have no other columns; other rows that do not fit the table are
+            left out.
+        may_lack: whether values may be absent.
+        table: the schema of these rows, where they come from a table.
+        image: the form of images, where the table names their files.
+        mask: the shape of masks as targets, of `outputs` classes; None: targets are not masks.
     """
 
     inputs: tuple[int, ...] | None
@@ -68,7 +73,7 @@ class ExpectedRows:
 
     @classmethod
     def of_table(cls, table: Schema, *, labelled: bool = True, image: ImageForm | None = None) -> ExpectedRows:
-        """Return what a schema says of rows. image: what the images become that it names."""
+        """Return the form that a schema demands. image: the form of the images that it names."""
         classes = len(table.classes) or None
         masks = table.target and table.target.mask_values  # of which a model has an output each
         outputs = None if classes else len(masks) if masks else 1
@@ -78,12 +83,16 @@ class ExpectedRows:
 
 
 class Source(NamedTuple):
-    """Where rows are.
+    """The place of rows.
 
-    source: a table, an .npz file with x and y (or x_train and y_train), and id where rows have one, "module:function"
-    that returns (x_train, y_train, x_test, y_test), or "image-folder": the images in the folder `path` that the table
-    `labels` names. form: how a .csv file is written. base: where relative paths and modules start. mapping: what
-    becomes of a table's columns before the schema reads them.
+    Args:
+        source: a table, an .npz file with x and y (or x_train and y_train) and perhaps id, "module:function" that
+            returns (x_train, y_train, x_test, y_test), or "image-folder".
+        path: the folder of images of "image-folder".
+        labels: the table that names these images.
+        form: the form of a .csv file.
+        base: the folder where relative paths and modules start.
+        mapping: changes of a table's columns before the schema reads them.
     """
 
     source: str
@@ -95,7 +104,7 @@ class Source(NamedTuple):
 
 
 def read(source: Source, expected: ExpectedRows, where: str) -> Rows:
-    """Return the rows of a source. where: whose they are, which begins each error's sentence.
+    """Return the rows of a source. where: their owner, which begins each error's sentence.
 
     Raises `moretta.errors.RowsError` for rows that are not as expected, and `moretta.errors.MissingExtra`.
     """
@@ -105,7 +114,7 @@ def read(source: Source, expected: ExpectedRows, where: str) -> Rows:
         return rows
     except (MissingExtra, RowsError):
         raise
-    except ParameterError as error:  # whatever a reader says, it says of these rows
+    except ParameterError as error:  # any error of a reader is about these rows
         raise RowsError(str(error)) from error
 
 
@@ -142,8 +151,8 @@ def _of_table(source: Source, expected: ExpectedRows, where: str) -> Rows:
     table, path, form, mapping = expected.table, source.base / source.source, source.form, source.mapping
     if table is None:
         raise ParameterError(
-            f"{where}: {path.name} is a table, and the run says nothing of what columns mean; have it name a schema by "
-            "[data] schema, the same for all sites (moretta schema init FILE proposes one)"
+            f"{where}: {path.name} is a table, and the run has no schema; have the run name one by [data] schema, the "
+            "same for all sites (moretta schema init FILE proposes one)"
         )
     labelled, training = expected.labelled, expected.training
     place = f"{where}: {path.name}"
@@ -168,8 +177,8 @@ def _images_of_folder(source: Source, expected: ExpectedRows, where: str) -> Row
         )
     if expected.table is None or expected.image is None:
         raise ParameterError(
-            f'{where}: source = "{FOLDER}" needs a run whose [data] schema has a column of kind "file", the same for '
-            "all sites; this one's rows are something else"
+            f'{where}: source = "{FOLDER}" needs a run whose [data] schema has a column of kind "file", and this run '
+            "has none; correct source, or have the run name such a schema"
         )
     folder, labels, place = source.base / source.path, source.base / source.labels, f"{where}: {source.labels.name}"
     form, mapping, labelled = source.form, source.mapping, expected.labelled
@@ -249,9 +258,9 @@ def _check(rows: Rows, expected: ExpectedRows, where: str) -> None:
 
 
 def called(source: str, base: Path) -> dict[str, Array]:
-    """Return what a module:function gives, as arrays x_train, y_train, x_test and y_test. Raises ParameterError.
+    """Return the result of a module:function, as arrays x_train, y_train, x_test and y_test. Raises ParameterError.
 
-    Where x_train and x_test are mappings of arrays, those are ``x_train.ids`` and so on, as in an .npz file.
+    Mappings of arrays, x_train and x_test, become ``x_train.ids`` and so on, as in an .npz file.
     """
     function = resolve(source, base, OWN_CODE)
     try:

@@ -1,7 +1,7 @@
 """The `module:function` names that a run file gives, imported from beside the run file.
 
 A module is looked for in the run file's folder first, then wherever Python looks. The folder is on `sys.path` only
-while the user's code is imported or called. Nothing is imported that the caller does not name as agreed: a run file may
+while the user's code is imported or called. Only names that the caller agrees to are imported, because a run file may
 come from another machine.
 """
 
@@ -24,13 +24,13 @@ class _AllCode:
 
 
 OWN_CODE: Final[Container[str]] = _AllCode()
-"""What is agreed where the run file, or the Python program, is this machine's own: all that it names."""
+"""The agreement for this machine's own run file or Python program: every name."""
 
 _ours: set[str] = set()  # top-level names that `resolve` imported from a run file's folder
 
 
 def is_reference(source: str) -> bool:
-    """Whether `source` has the form `module:function`, with Python identifiers.
+    """Return whether `source` has the form `module:function`, with Python identifiers.
 
     >>> is_reference("my.models:net"), is_reference("table.csv")
     (True, False)
@@ -83,7 +83,7 @@ def resolve(source: str, base: Path, agreed: Container[str]) -> Callable[..., An
 
 
 def cause(error: BaseException) -> str:
-    """An exception in one line: its kind and what it says."""
+    """Return an exception in one line: its kind and its message."""
     words = " ".join(str(error).split())
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
 

@@ -38,9 +38,11 @@ if TYPE_CHECKING:  # rows need no pydantic
 class Rows:
     """Samples x [n, ...] and targets y [n] or [n, k], empty without targets.
 
-    ids, groups: str[n], each row's id and group, if the source has them; whole numbers become words. domain: [n], where
-    a row comes from, for the by-domain partition and to score each domain by itself. names: of its columns. left_out:
-    rows of a file to predict that are not among these, from 1, and why.
+    Args:
+        ids, groups: str[n], each row's id and group, if the source has them; whole numbers become words.
+        domain: [n], the origin of a row, for the by-domain partition and for scores by domain.
+        names: of its columns.
+        left_out: rows of a file to predict that are not among these, from 1, each with the reason.
     """
 
     x: Array = field(repr=False)
@@ -73,13 +75,19 @@ class Rows:
 class Split:
     """The rows of one source in three parts, of which only training is never empty.
 
-    `classes` is None for regression. `feature_names` has one name per column of a two-dimensional x, and is empty
-    otherwise; `origins` has, for each, the column of the source that it was encoded from, and is empty where each is
-    its own. `column_rules` says in which columns x may hold NaN, an absent value, and what is filled in once training
-    has found it; None: in none. `table` is the schema of a source that is a table. `standardise` is what the source
-    advises: true for tables. `layout` says how the arrays of a sample are packed in x, where it has several
-    (`moretta.data.layout`). Raises ParameterError, naming the part and the column, where parts do not fit each other or
-    are not finite; training rows are looked at with their owners (`check_owned`), so that the error can name one.
+    Args:
+        classes: the number of classes; None for regression.
+        feature_names: one name per column of a two-dimensional x, otherwise empty.
+        origins: for each feature name the column of the source that it was encoded from; empty where each is its own.
+        column_rules: the columns of x in which values may be absent (NaN), and the values that training fills in;
+            without it, no value may be absent.
+        table: the schema of a source that is a table.
+        standardise: the source's advice: true for tables.
+        layout: how x packs the arrays of a sample that has several (`moretta.data.layout`).
+
+    Raises:
+        ParameterError: parts do not fit each other or are not finite; the sentence names the part and the column.
+            Training rows are checked with their owners (`check_owned`), so that the error can name one.
     """
 
     train: Rows
@@ -115,7 +123,7 @@ class Split:
 
     @property
     def may_lack(self) -> bool:
-        """Whether any value may be absent."""
+        """Whether some values may be absent."""
         return self.column_rules is not None and self.column_rules.may_lack
 
     def parts(self) -> dict[str, Rows]:
@@ -129,7 +137,7 @@ class Split:
 
     @property
     def outputs(self) -> int:
-        """How many outputs a model needs, of masks at each position: one a class, or one a number of a target."""
+        """The number of a model's outputs (for masks, at each position): one a class, or one a number of a target."""
         if self.classes is not None:
             return self.classes
         if self.train.y.ndim == 3:  # of each position
@@ -137,7 +145,7 @@ class Split:
         return 1 if self.train.y.ndim == 1 else int(self.train.y.shape[1])
 
     def test_rows_by_domain(self) -> dict[str, NDArray[np.int64]]:
-        """The row numbers of the test part of each domain, by its name in sorted order; none if the source has none.
+        """Return each domain's row numbers in the test part, by sorted name; empty for a source without domains.
 
         The test part keeps its order when it is distributed, so they are row numbers of `Distributed.test` too.
         """
@@ -146,7 +154,7 @@ class Split:
 
 
 def as_features(x: ArrayLike, where: str) -> Array:
-    """Samples as float32, or int64 if they are integers of 16 bits or more: those are token ids, never negative.
+    """Return samples as float32, or int64 if they are integers of 16 bits or more: token ids, never negative.
 
     Bytes and booleans become floats unscaled. Raises ParameterError for other types and for rows without a column.
     """
@@ -163,7 +171,7 @@ def as_features(x: ArrayLike, where: str) -> Array:
         return array.astype(np.int64)
     if array.dtype.kind not in "fiub":
         raise ParameterError(f"{where}: expected an array of numbers, got type {array.dtype}")
-    with np.errstate(over="ignore", invalid="ignore"):  # too large becomes infinite, which `check_finite` names
+    with np.errstate(over="ignore", invalid="ignore"):  # too large becomes infinite, which `check_finite` refuses
         return np.ascontiguousarray(array, np.float32)
 
 
@@ -173,11 +181,11 @@ def _single(y: Array) -> Array:
 
 
 def as_targets(y: ArrayLike, where: str, task: Task | None = None) -> tuple[Array, Task, int | None]:
-    """Targets by the rules of the run file, as (y, task, classes).
+    """Return targets by the rules of the run file, as (y, task, classes).
 
-    Integers are classes unless `task` says regression; rows that are all one-hot are classes; other floats are
-    regression, [n, 1] as [n]. With task = "classification" floats must be whole numbers. Masks are `as_positions` has
-    them. Raises ParameterError for anything else, saying what was expected.
+    Integers are classes unless `task` is regression. Rows that are all one-hot are classes. Other floats are
+    regression, [n, 1] as [n]. With task = "classification" floats must be whole numbers. Masks have the form of
+    `as_positions`. Raises ParameterError for anything else.
     """
     array = np.asarray(y)
     if array.ndim > 2 or (task != "regression" and are_positions(array)):
@@ -253,12 +261,12 @@ def as_positions(y: Array, where: str) -> Array:
 
 
 def positions_of(targets: Iterable[Array]) -> int:
-    """Return how many positions the masks have that are among these owners' targets; 0 where none are masks."""
+    """Return the number of positions of the masks among these owners' targets; 0 without masks."""
     return next((y.shape[1] for y in targets if y.ndim == 3), 0)
 
 
 def class_of(y: Array) -> NDArray[np.int64] | None:
-    """The class of each row, int64[n], from labels or one-hot rows; None for regression targets."""
+    """Return the class of each row, int64[n], from labels or one-hot rows; None for regression targets."""
     if y.dtype.kind in "iu":
         return np.asarray(y, np.int64)
     return np.asarray(y.argmax(1), np.int64) if _one_hot(y) else None
@@ -271,9 +279,9 @@ def _one_hot(y: Array) -> bool:
 def check_finite(x: Array, names: Sequence[str], owner: str, *, may_lack: bool | NDArray[np.bool_] = False) -> None:
     """Raise RowsError, naming the owner and the first bad column, if x [n, ...] holds NaN or infinity.
 
-    may_lack: where NaN stands for an absent value and passes, in all columns or, bool[columns], in some.
+    may_lack: whether NaN stands for an absent value and passes: in all columns or, bool[columns], in some.
     """
-    if x.dtype.kind != "f" or isinstance(x, LazyRows):  # these are looked at when they are read
+    if x.dtype.kind != "f" or isinstance(x, LazyRows):  # lazy rows are checked when they are read
         return
     bad = np.isinf(x) | (np.isnan(x) & ~np.asarray(may_lack))
     if not bad.any():
@@ -285,12 +293,12 @@ def check_finite(x: Array, names: Sequence[str], owner: str, *, may_lack: bool |
     kind = "infinite" if np.broadcast_to(may_lack, anywhere.shape)[first] else "NaN or infinite"
     raise RowsError(
         f"{owner}: {column} is {kind} in {rows} {'row' if rows == 1 else 'rows'} as {x.dtype}; expected finite "
-        'numbers: remove or correct those rows, or where values are absent (NaN) say missing = "mean"'
+        'numbers: remove or correct those rows, or set missing = "mean" where values are absent (NaN)'
     )
 
 
 def check_owned(rows: Rows, owner: str, names: tuple[str, ...], *, may_lack: bool) -> None:
-    """Raise ParameterError, naming the owner and the column, for training rows that are none, or not finite."""
+    """Raise ParameterError, naming the owner and the column, for training rows that are empty or not finite."""
     if not len(rows):
         raise ParameterError(f"{owner} has no rows; give it data or leave it out")
     check_finite(rows.x, names, owner, may_lack=may_lack)
@@ -306,8 +314,8 @@ def check_about(rows: Rows, where: str, *, distinct: bool = True) -> None:
             )
     if distinct and rows.ids is not None and (count := len(np.unique(rows.ids))) < len(rows):
         raise ParameterError(
-            f"{where}: {len(rows)} rows have {count} different ids; give each row an id of its own, and where one "
-            "person or thing has several rows, say so by a group"
+            f"{where}: {len(rows)} rows have {count} different ids; give each row its own id, and where one person or "
+            "thing has several rows, give these a group"
         )
 
 
@@ -321,8 +329,8 @@ def check_apart(train: Rows, test: Rows, where: str) -> None:
         shared = 0 if own is None or held is None else int(np.isin(held.astype(np.str_), own.astype(np.str_)).sum())
         if shared:
             raise RowsError(
-                f"{where}: {what}: {shared} of {len(test)} test rows have one that training rows have too, so the test "
-                "part would not tell how the model does on new ones; put all rows of each in one part"
+                f"{where}: {what}: {shared} of {len(test)} test rows share one with training rows, so the test part "
+                "would not show how the model does on new ones; put all rows of each in one part"
             )
 
 
@@ -354,7 +362,7 @@ def check_fit(y: Array, outputs: int, owner: str) -> None:
 
 
 def check_pair(x: Array, y: Array, where: str) -> None:
-    """Raise ParameterError unless x and y have the types and shapes of `moretta.data.rows`, and as many rows."""
+    """Raise ParameterError unless x and y have the types and shapes of this module, and as many rows as each other."""
     if x.dtype not in (np.dtype(np.float32), np.dtype(np.int64)) or x.ndim < 2:
         raise ParameterError(f"{where}: expected x as float32 or int64 [rows, ...], got {x.dtype}{list(x.shape)}")
     if y.dtype not in (np.dtype(np.float32), np.dtype(np.int64)) or y.ndim not in (1, 2, 3):
@@ -362,7 +370,7 @@ def check_pair(x: Array, y: Array, where: str) -> None:
     if len(x) != len(y):
         raise ParameterError(f"{where} has {len(x)} samples but {len(y)} targets; expected one target per sample")
     if 0 in x.shape[1:]:
-        raise ParameterError(f"{where}: samples of shape {x.shape[1:]} hold nothing; expected at least one column")
+        raise ParameterError(f"{where}: samples of shape {x.shape[1:]} are empty; expected at least one column")
 
 
 def check_targets_finite(y: Array, where: str) -> None:
@@ -373,16 +381,16 @@ def check_targets_finite(y: Array, where: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Subjects:
-    """Whom rows are about: str[rows], each row's id and group, None without any. Never shown or printed."""
+    """The persons or things of rows: str[rows], ids and groups, None without them. Never shown or printed."""
 
     ids: NDArray[np.str_] | None = field(default=None, repr=False)
     groups: NDArray[np.str_] | None = field(default=None, repr=False)
 
     @property
     def whom(self) -> NDArray[np.str_] | None:
-        """Whose rows stay together: groups, or without groups ids."""
+        """The units whose rows stay together: groups, or without groups ids."""
         return self.ids if self.groups is None else self.groups
 
     def named(self) -> Mapping[str, NDArray[np.str_] | None]:
-        """Return both by what sentences call them."""
+        """Return both by their names in errors."""
         return {"ids": self.ids, "groups": self.groups}

@@ -67,16 +67,16 @@ _FORMS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 class FileOfRows(Section):
-    """A silo's file, and how a .csv file is written (`moretta.data.tables.files.Format`).
+    """Name a silo's file, and the form of a .csv file (`moretta.data.tables.files.Format`).
 
-    source: the file, from the run file's folder.
-    separator: what stands between cells; None: it is found out from the first line, among a comma, a semicolon and a
-        tab.
-    decimal: what stands before the fraction of a number.
-    file_encoding: how the text is encoded: any name that Python knows, such as "latin-1".
-    absent: words that stand for no value, besides an empty cell, NA, NaN, nan and ?.
-    alignment: a file of `moretta align`, where another silo holds other columns of these rows.
-    test: a file of test rows of this silo's, written alike, in the place of a fraction; then each silo has one.
+    Args:
+        source: the file, relative to the run file's folder.
+        separator: the sign between cells; None detects a comma, a semicolon or a tab in the first line.
+        decimal: the sign before the fraction of a number.
+        file_encoding: the encoding of the text: any name that Python knows, such as "latin-1".
+        absent: words that stand for no value, besides an empty cell, NA, NaN, nan and ?.
+        alignment: a file of `moretta align`, where another silo holds other columns of these rows.
+        test: a file of this silo's own test rows in the same form, instead of a fraction; all silos have one or none.
     """
 
     source: Words
@@ -89,94 +89,93 @@ class FileOfRows(Section):
 
     @property
     def form(self) -> Format:
-        """How it is written."""
+        """The form of a .csv file."""
         return Format(self.separator, self.decimal, self.file_encoding, self.absent)
 
 
 class Data(Section):
-    """Where the rows come from, and who holds which.
+    """Choose the source of the rows, and which silo holds which rows and columns.
 
-    source: a built-in name, a file ending in .csv or .npz, or "module:function"; or "files": each silo's rows are in a
-        table of its own, which `files` names; or "sites": each silo's rows are on a
-        machine of its own, which alone knows where (`moretta.config.silo_file`). Then only these keys apply: `silos`,
-        `partition`, `grid`, `columns`, `label_holder`, `batch_size`, `standardise`, `standardise_targets`, `augment`,
-        and the last ones, which say what the rows are like.
-    files: a table for each silo by its name: a path, of a file that is written as `separator` and so on say, or a
-        section of its own. All are read by `schema`. In a grid they stand row part by row part.
-    silos: how many silos the rows are dealt out to; 3 unless given, or with `grid` and `columns` what those say.
-    partition: "iid"; "dirichlet" over classes with concentration `alpha`; "by-label"; "same-rows", the first of `silos`
-        equal parts of the rows, which every silo has; "by-domain", whole domains to
-        silos in turn, or with more silos than domains an equal part of one domain to each, in turn; or "grid" and
-        "by-feature", where each pair of a row part and a column part is a silo: see `moretta.data.partition`.
-    alpha: the concentration of "dirichlet"; the smaller, the more do silos differ in their classes.
-    sizes: how the rows are shared out, a positive part for each silo, for "iid" and "by-label", and for each row part
-        in a grid; None: evenly.
-    grid: how many row parts and column parts, for "grid" and "by-feature".
-    columns: for "by-feature", the columns of each part, by name or by index from 0.
-    label_holder: in a grid, the column part, from 1, that holds a row part's labels: one number for all, or one for
-        each; None is 1.
-    domains: makes several domains out of one source of images. Every row, test rows too, is dealt to one of these, and
-        its image is changed accordingly (`moretta.data.domains`). None keeps the images and the source's domains.
-    id_column: the column of a .csv file that names whom a row belongs to; it is no feature, and no two rows share one.
-    batch_size: how many rows a batch has; 0 is a silo's whole data.
-    path: where a built-in source finds its files.
-    target: the column to predict; None is the last one.
-    task: what targets are: classes, or numbers; None lets their type decide.
-    test_fraction: which part of the rows is held back to test by, where the source does not split them itself; 0: none,
-        and nothing says how good the model is; None is 0.2, or the source's own default (bank-marketing: 0.1).
-    validation_fraction: which part of the rows is held back for early stopping; with source = "sites" of each site's
-        own, which scores the model of each evaluated round on it. None is 0, or the source's own default
-        (bank-marketing: 0.1).
-    encoding: what becomes of text columns: "one-hot", which None is; "yes-no", the same but for columns of yes and no,
-        which become 1 and 0; or "ordinal".
-    missing: without a schema, an absent value is an error, or becomes the column's mean, or that with one more column
-        to mark it ("indicator"); "median" is refused, as a median is counted within a range that a schema declares.
-    schema: a file that says what a table's columns mean (`moretta.data.tables.schema`); it is read into the section
-        [columns] of the run file. None: it is inferred, and printed before the first round; for rows at sites a table
-        needs one.
-    separator: what stands between the cells of .csv files; None: it is found out from the first line, among a comma, a
-        semicolon and a tab.
-    decimal: what stands before the fraction of a number in .csv files.
-    file_encoding: how the text of .csv files is encoded: any name that Python knows, such as "latin-1".
-    absent: words that stand for no value in .csv files, besides an empty cell, NA, NaN, nan and ?.
-    image_size: how many pixels a side of the square images has. None is 64 for "office-home", and takes those of all
-        other image sources as they are.
-    labels: the .csv file of "image-folder": it names files below `path` in its column "file", and their targets.
-    group_column: the column of `labels` that says whom an image is about, for "image-folder".
-    channels: 1 for grey images and 3 for coloured ones, for "image-folder"; None: as all of them are.
-    window: center and width of the values of DICOM and NIfTI images that become 0 to 1; None: as each file says.
-    spacing: how many mm there are from pixel to pixel once such images are resampled; None: as they are. Rows at sites
-        have it too, as they have `window` and the shape in `inputs`.
-    plane: which plane of NIfTI volumes a sample is: the one in their middle that is "axial", "coronal" or "sagittal";
-        None: of volumes of a single slice that.
-    channel_mean: what is taken from each channel of pixels in [0, 1], for image sources and images at sites: public
-        constants of the run, never computed from its rows.
-    channel_deviation: what each channel is divided by after `channel_mean` is taken from it.
-    standardise: whether each column is brought to mean 0 and deviation 1. None is true for tables and false for images
-        and for module:function. Where samples have several arrays, true is those of numbers in one axis that are no
-        mask of 0 and 1, and a list names others.
-    standardise_targets: whether targets that are numbers are brought to mean 0 and deviation 1 for training, by
-        statistics over all silos' rows; predictions, exports and scores are in the targets' own units. None is false.
-    augment: vary training images each time they are used: "none"; random crops and mirror images, "crop-flip", with
-        zeros at their edges, or "reflect-crop-flip", with mirrored pixels; or "turn": turns by any angle, shifts and
-        scales by up to a tenth, contrast and brightness by up to a fifth (`moretta.protocols.common.augmentation`).
-    inputs: the shape of a sample of rows at sites, or the shape of each of its arrays by name (`moretta.data.layout`);
-        at most 2147483647 numbers in 16 axes, and 4194304 columns where columns are split.
-    tokens: whether samples of rows at sites are token ids, or the names of the arrays that hold such.
-    classes: how many classes rows at sites have; None: their targets are numbers.
-    outputs: how many targets a row at a site has, where these are numbers.
-    mask: the shape of masks in arrays at sites, a class of `classes` at each position, such as [height, width]; None:
-        targets are no masks, or files that a schema names.
-    least_rows: the fewest rows (groups under dp-unit = "group") that any site has, which dp-noise needs to know; a site
-        with fewer refuses.
-    look: count rows and classes of all silos together before round one, by a secure sum: for the server, and `data` in
-        result.json (`moretta look` shows rows on one machine).
-    test: the server's own test rows, where silos' rows are at sites: a .csv or .npz file or "module:function"; None: it
-        has none. Where rows are here, in a table or in a file for each silo, a table of whole rows in the place of
-        `test_fraction`.
-    score_at_silos: whether sites score the outcome on the rows that each of them holds back (test-fraction of its
-        silo.toml); their scores are summed in secret (`moretta.protocols.common.scoring`). "classes": they also sum how
-        many rows of each class are predicted as which, and how sure predictions are, of three silos or more together.
+    Args:
+        source: a built-in name, a file ending in .csv or .npz, or "module:function". With "files", `files` names a
+            table for each silo. With "sites", each silo's rows are on its own machine, and only that knows where
+            (`moretta.config.silo_file`). "sites" takes `silos`, `partition`, `grid`, `columns`, `label_holder`,
+            `batch_size`, `standardise`, `standardise_targets`, `augment` and the keys from `inputs` on.
+        files: a table for each silo by its name: a path, in the form that `separator` and the like give, or a section
+            of its own. `schema` reads them all. In a grid they stand row part by row part.
+        silos: the number of silos that share the rows; by default 3, or the number that `grid` and `columns` give.
+        partition: how rows are dealt to silos (`moretta.data.partition`). "iid" shuffles them. "dirichlet" draws each
+            silo's share of a class with concentration `alpha`. "by-label" sorts by target. "same-rows" gives every silo
+            the first of `silos` equal parts. "by-domain" gives each silo whole domains in turn, or a part of one
+            domain where there are more silos than domains. In "grid" and "by-feature" each pair of a row part and a
+            column part is a silo.
+        alpha: the concentration of "dirichlet"; the smaller, the more silos differ in their classes.
+        sizes: the relative size of each silo under "iid" and "by-label", or of each row part in a grid; None: equal.
+        grid: the numbers of row parts and column parts, for "grid" and "by-feature".
+        columns: for "by-feature", the columns of each part, by name or by index from 0.
+        label_holder: in a grid, the column part, from 1, that holds a row part's labels: one number for all row parts,
+            or one for each; None is 1.
+        domains: domains to make from one source of images. Every row, test rows too, goes to one of them, and its image
+            is changed accordingly (`moretta.data.domains`). None keeps the images and the source's domains.
+        id_column: the column of a .csv file that holds each row's own id; it is not a feature.
+        batch_size: the number of rows in a batch; 0 is all rows of a silo.
+        path: the folder or file of a built-in source.
+        target: the column to predict; None is the last one.
+        task: the kind of targets: classes, or numbers; None lets their type decide.
+        test_fraction: the fraction of rows held back for testing, where the source has no test part. With 0 nothing
+            measures how good the model is. None is 0.2, or the source's own default (bank-marketing: 0.1).
+        validation_fraction: the fraction of rows held back for early stopping. With source = "sites" each site holds
+            back its own, and scores the model of each evaluated round on them. None is 0, or the source's own default
+            (bank-marketing: 0.1).
+        encoding: the coding of text columns. "one-hot" is the default. "yes-no" is the same, but columns of yes and no
+            become 1 and 0. "ordinal" numbers the words.
+        missing: without a schema, the treatment of absent values. "error" refuses them. "mean" fills in the column's
+            mean. "indicator" also adds a column that marks them. "median" is refused, because it needs a range that
+            only a schema declares.
+        schema: a file with the meaning of a table's columns (`moretta.data.tables.schema`); the run file takes it over
+            as its section [columns]. None infers it, and prints it before the first round; a table at sites needs one.
+        separator: the sign between the cells of .csv files; None detects a comma, a semicolon or a tab in the first
+            line.
+        decimal: the sign before the fraction of a number in .csv files.
+        file_encoding: the encoding of .csv files: any name that Python knows, such as "latin-1".
+        absent: words that stand for no value in .csv files, besides an empty cell, NA, NaN, nan and ?.
+        image_size: the side of the square images. None is 64 for "office-home", and keeps the size of all other images.
+        labels: the table of "image-folder": its column "file" names files below `path`; it also holds their targets.
+        group_column: for "image-folder", the column of `labels` with the person or thing that an image is about.
+        channels: for "image-folder", 1 for grey and 3 for coloured images; None keeps the number that all images have.
+        window: center and width of the values of DICOM and NIfTI images that become 0 to 1; None uses each file's own.
+        spacing: the distance of pixels to which such images are resampled; None keeps theirs. It also applies at sites,
+            like `window` and the shape in `inputs`.
+        plane: the plane of a NIfTI volume that is the sample: the middle "axial", "coronal" or "sagittal" one. None
+            takes volumes of a single slice.
+        channel_mean: numbers to subtract from each channel of pixels in [0, 1], for images here and at sites. They are
+            public constants of the run, never computed from its rows.
+        channel_deviation: numbers to divide each channel by after `channel_mean` is subtracted.
+        standardise: whether each column is brought to mean 0 and deviation 1. None is true for tables, and false for
+            images and module:function. For samples of several arrays, a list names the arrays; true takes those of
+            numbers in one axis that are not masks of 0 and 1.
+        standardise_targets: whether targets that are numbers are brought to mean 0 and deviation 1 for training, by
+            statistics over all silos' rows. Predictions, exports and scores keep the targets' units. None is false.
+        augment: the variation of training images at each use (`moretta.protocols.common.augmentation`). "crop-flip"
+            crops and mirrors them at random with zeros at the edges, "reflect-crop-flip" with mirrored pixels. "turn"
+            rotates by any angle, shifts and scales by up to a tenth, and changes contrast and brightness by up to a
+            fifth.
+        inputs: the shape of a sample at sites, or the shape of each of its arrays by name (`moretta.data.layout`); at
+            most 2147483647 numbers in 16 axes, and 4194304 columns where columns are split.
+        tokens: whether samples at sites are token ids, or the names of the arrays that are.
+        classes: the number of classes at sites; None: targets are numbers.
+        outputs: the number of targets of a row at sites, where they are numbers.
+        mask: the shape of masks in arrays at sites, such as [height, width], with a class of `classes` at each
+            position; None: targets are not masks, or are files that a schema names.
+        least_rows: the fewest rows (groups under dp-unit = "group") of any site, a public number that dp-noise needs;
+            a site with fewer refuses.
+        look: whether a secure sum counts the rows and classes of all silos together before round one, for the server
+            and for `data` in result.json (`moretta look` shows rows on one machine).
+        test: with rows at sites, the server's own test rows: a .csv or .npz file or "module:function"; None: no test
+            rows. With rows here, a table of whole rows that replaces `test_fraction`.
+        score_at_silos: whether sites score the final model on the rows that they hold back (test-fraction of
+            silo.toml), and sum the scores in secret (`moretta.protocols.common.scoring`). With "classes", three silos
+            or more also sum a confusion matrix and the confidence of predictions.
     """
 
     source: Words
@@ -230,7 +229,7 @@ class Data(Section):
 
     @property
     def form(self) -> Format:
-        """How .csv files are written."""
+        """The form of .csv files."""
         return Format(self.separator, self.decimal, self.file_encoding, self.absent)
 
     @property
@@ -257,12 +256,12 @@ class Data(Section):
     def of_images(
         self,
     ) -> tuple[Pair | None, float | None, tuple[float, ...] | None, tuple[float, ...] | None, str | None]:
-        """What images become, as `moretta.data.images.pixels.ImageForm` takes it behind their size and channels."""
+        """The arguments of `moretta.data.images.pixels.ImageForm` that follow size and channels."""
         return self.window, self.spacing, self.channel_mean, self.channel_deviation, self.plane
 
     @property
     def of_silos(self) -> dict[str, FileOfRows]:
-        """`files`, where a path alone is that of a file written as `form` says."""
+        """`files`, with each path alone as a file of this form."""
         form = {key: getattr(self, key) for key in ("separator", "decimal", "file_encoding", "absent")}
         return {
             name: FileOfRows(source=file, **form) if isinstance(file, str) else file
@@ -309,11 +308,11 @@ class Data(Section):
             )
         if self.domains is not None and self.channel_mean is not None:
             raise ParameterError(
-                "[data] domains are made of pixels in [0, 1]; remove it, or channel-mean and -deviation"
+                "[data] domains needs pixels in [0, 1]; remove it, or channel-mean and channel-deviation"
             )
         if self.augment == "turn" and (self.channel_mean is not None or self.standardise):
             raise ParameterError(
-                '[data] augment = "turn" is for pixels in [0, 1]; remove it, or standardise, channel-mean and '
+                '[data] augment = "turn" needs pixels in [0, 1]; remove it, or standardise, channel-mean and '
                 "channel-deviation"
             )
         self._check_place()
@@ -332,7 +331,7 @@ class Data(Section):
         return self
 
     def _check_place(self) -> None:
-        """Raise ParameterError for keys of rows that are here where they are at sites, or the other way round."""
+        """Raise ParameterError for keys of rows at sites where rows are here, or the other way round."""
         keys = [name for name in type(self).model_fields if name in self.model_fields_set]
         changed = self.changed(*keys)
         if self.in_files or self.files:
@@ -360,7 +359,7 @@ class Data(Section):
         self._check_arrays()
 
     def _check_arrays(self) -> None:
-        """Raise ParameterError for a sample that is too large, or arrays that do not fit what is said of them."""
+        """Raise ParameterError for a sample that is too large, or keys that do not fit its arrays."""
         shapes = self.inputs.values() if isinstance(self.inputs, dict) else [self.inputs or ()]
         most = MOST_COLUMNS if self.partition in GRIDS else MOST_NUMBERS
         if max(map(len, shapes), default=0) > MOST_AXES or sum(map(math.prod, shapes)) > most:
@@ -372,7 +371,7 @@ class Data(Section):
             for name in ("tokens", "standardise"):
                 if isinstance(getattr(self, name), tuple):
                     raise ParameterError(
-                        f"[data] {name} lists arrays, and inputs is the shape of one; say true or false"
+                        f"[data] {name} lists arrays, and inputs is the shape of one; set true or false"
                     )
             return
         if self.tokens is True:
@@ -384,8 +383,8 @@ class Data(Section):
         columns = [array.name for array in layout.arrays if array.may_be_standardised] if layout else []
         if self.standardise is True or (self.standardise is None and columns):
             raise ParameterError(
-                f"[data] standardise: name those of {', '.join(columns) or 'the arrays'} that are to be standardised, "
-                "as a list, or none, []: nobody sees the rows of all sites, and whether one is a mask"
+                f"[data] standardise: expected a list of arrays, of {', '.join(columns) or 'these'}, or []; name those "
+                "to standardise, as nobody sees all sites' rows to recognise masks"
             )
         if self.partition in GRIDS:
             raise ParameterError(
@@ -396,16 +395,16 @@ class Data(Section):
         """Raise ParameterError for keys that do not go with a file for each silo."""
         if not self.in_files or not self.files:
             raise ParameterError(
-                '[data] source = "files" and a section [data.files] belong together, which names a table for each '
-                f'silo, for example north = "north.csv"; got source = {shown(self.source)} and {len(self.files)} files'
+                f'[data] source = {shown(self.source)} and [data.files] has {len(self.files)} tables; source = "files" '
+                'needs a table for each silo there, for example north = "north.csv": give both or neither'
             )
         if len(self.files) != self.silos:
             raise ParameterError(
-                f"[data] files names {len(self.files)} silos and silos is {self.silos}; remove silos, or the grid that "
-                "says so"
+                f"[data] files names {len(self.files)} silos, expected silos = {self.silos}; remove silos, or the grid "
+                "that sets it"
             )
         in_grid = self.partition in GRIDS
-        wrong = dict.fromkeys(NOT_OF_FILES, "is not for rows that are in a file for each silo, read by a schema")
+        wrong = dict.fromkeys(NOT_OF_FILES, 'is not supported by source = "files"')
         if in_grid:
             held = "would hold back rows that other holders of columns train on; give test, a table of whole rows"
             wrong |= {"test_fraction": held, "validation_fraction": held}
@@ -416,8 +415,8 @@ class Data(Section):
         tested = [name for name, file in self.of_silos.items() if file.test is not None]
         if tested and (in_grid or self.test is not None or len(tested) < len(self.files)):
             raise ParameterError(
-                f"[data.files.{tested[0]}] test is for silos of whole rows that all have one, in the place of one for "
-                "all; give each silo its own, or give all test rows in one table, [data] test, and remove it here"
+                f"[data.files.{tested[0]}] test: expected one for each silo of whole rows, and no [data] test; give "
+                "each silo its own, or remove it and give all test rows as [data] test"
             )
         if aligned and not in_grid:
             raise ParameterError(

@@ -21,7 +21,7 @@ from moretta.data.tables.rows import rules_of
 from moretta.data.tables.schema import Schema
 from moretta.errors import ParameterError, RowsError
 
-if TYPE_CHECKING:  # what aligns needs cryptography
+if TYPE_CHECKING:  # alignments need cryptography
     from moretta.data.alignment.partner import Alignment
 
 
@@ -119,12 +119,12 @@ class Silo:
 
     @property
     def subjects(self) -> Subjects:
-        """Return whom the training rows are about, as the owner writes it."""
+        """Return the persons or things of the training rows, as the owner writes them."""
         return Subjects(self.ids if self.raw_ids is None else self.raw_ids, self.groups)
 
     @property
     def subject_ids(self) -> NDArray[np.str_] | None:
-        """Return whom the rows are about, one id per row: their ids, else their groups."""
+        """Return one id per row: the rows' ids, else their groups."""
         return self.groups if self.ids is None else self.ids
 
     @property
@@ -134,7 +134,7 @@ class Silo:
 
 
 def in_order(silo: Silo, order: NDArray[np.int64] | None) -> Silo:
-    """Return a silo with these of its rows in this order; None for all as they stand."""
+    """Return a silo with these rows in this order; None for all as they are."""
     if order is None:
         return silo
     ids, groups, raw = (None if values is None else values[order] for values in (silo.ids, silo.groups, silo.raw_ids))
@@ -143,9 +143,9 @@ def in_order(silo: Silo, order: NDArray[np.int64] | None) -> Silo:
 
 
 def aligned(silo: Silo, alignment: Alignment) -> Silo:
-    """Return the rows that a silo shares with its partners, in their order, with ids as all of them write them.
+    """Return the rows that a silo shares with its partners, in their order, with normalised ids.
 
-    Raises `moretta.errors.ParameterError` for other rows than those that were aligned.
+    Raises `moretta.errors.ParameterError` for other rows than the aligned ones.
     """
     own = silo.subject_ids
     shared = alignment.normalised(own, f"silo `{silo.name}`")
@@ -154,7 +154,7 @@ def aligned(silo: Silo, alignment: Alignment) -> Silo:
 
 
 def rows_digest(silos: Sequence[Silo]) -> str:
-    """Return a digest of all silos' rows and targets, by which an audit checks that it scores against the run's own."""
+    """Return a digest of all silos' rows and targets; by it an audit checks that it scores against the run's own."""
     digest = hashlib.sha256()
     for silo in silos:
         for array in (silo.x, silo.y):
@@ -165,37 +165,37 @@ def rows_digest(silos: Sequence[Silo]) -> str:
 
 
 def digests_by_silo(silos: Sequence[Silo]) -> dict[str, str]:
-    """Return `rows_digest` of each silo that is here, by its name."""
+    """Return `rows_digest` of each local silo, by its name."""
     return {silo.name: rows_digest([silo]) for silo in silos if not silo.remote}
 
 
 def check_least(silo: Silo, least: int | None, *, grouped: bool = False) -> None:
     """Raise `moretta.errors.ParameterError` where a silo has fewer rows, or groups of rows, than agreed beforehand.
 
-    grouped: whether groups count, which it then must have.
+    grouped: whether groups count; the silo must then have them.
     """
     count, what = (len(np.unique(groups_of(silo))), "groups") if grouped else (len(silo.x), "rows")
     if least is not None and count < least:
         raise RowsError(
-            f"silo `{silo.name}`: expected {least} {what} or more ([data] least-rows), as the privacy that the run "
-            f"states rests on it; got {count}"
+            f"silo `{silo.name}`: expected {least} {what} or more ([data] least-rows), on which the run's stated "
+            f"privacy depends; got {count}"
         )
 
 
 def groups_of(silo: Silo) -> NDArray[np.str_]:
-    """Return whom a silo's rows are about. Raises `moretta.errors.RowsError` where nobody has said it."""
+    """Return the groups of a silo's rows. Raises `moretta.errors.RowsError` for a silo without groups."""
     if silo.groups is None:
         raise RowsError(
-            f'silo `{silo.name}`: dp-unit = "group" hides all rows of a group, and its rows have no groups; say whom '
-            'they are about (kind = "group" in the schema, group-column, or Silo(groups=..)), or have dp-unit = "row"'
+            f'silo `{silo.name}`: dp-unit = "group" needs groups, and its rows have none; give them (kind = "group" in '
+            'the schema, group-column, or Silo(groups=..)), or set dp-unit = "row"'
         )
     return silo.groups
 
 
 def layout_of(silos: Sequence[Silo], standardise: bool | Sequence[str], missing: str = "error") -> SampleLayout | None:
-    """Return the layout of silos' samples, with the arrays that are to be standardised; None for samples of one array.
+    """Return the layout of silos' samples, with the arrays to standardise; None for samples of one array.
 
-    standardise: which arrays; true for those of numbers in one axis that are no mask, as far as the silos' rows show.
+    standardise: which arrays; true for those of numbers in one axis that are not masks by the silos' rows.
     Raises `moretta.errors.ParameterError`, naming silo and array, where silos have other arrays.
     """
     first = silos[0]
@@ -210,14 +210,14 @@ def layout_of(silos: Sequence[Silo], standardise: bool | Sequence[str], missing:
     named = not isinstance(standardise, bool)
     if first.layout is None:
         if named and standardise:
-            raise ParameterError("standardise names arrays, and a sample is one array; say true or false")
+            raise ParameterError("standardise names arrays, and a sample is one array; set true or false")
         return None
     if missing != "error":
-        raise ParameterError("missing is for samples of one array; fill in absent values of several beforehand")
+        raise ParameterError("missing needs samples of one array, got several; fill in absent values beforehand")
     if standardise is True and any(silo.remote for silo in silos):
         raise ParameterError(
-            "standardise: rows are on other machines, so nobody sees which arrays are masks of 0 and 1; name those to "
-            "be standardised, as a list"
+            "standardise: rows are on other machines, so nobody sees which arrays are masks of 0 and 1; list the "
+            "arrays to standardise"
         )
     if isinstance(standardise, bool):
         places = first.layout.places
@@ -235,9 +235,9 @@ def rules_of_columns(
     standardise: bool,
     missing: str,
 ) -> ColumnRules:
-    """Return how input columns are prepared; tokens are left as they are.
+    """Return how input columns are prepared; tokens stay as they are.
 
-    column_rules: as others settled them; None takes the table's, or without a table the same for all columns.
+    column_rules: settled elsewhere; None takes the table's, or without a table the same for all columns.
     Raises `moretta.errors.ParameterError` where the table has other columns than the silos.
     """
     columns = row_shape(silos)[-1] if silos[0].x.dtype.kind == "f" else 0
@@ -263,17 +263,17 @@ def row_shape(silos: Sequence[Silo]) -> tuple[int, ...]:
 
 
 def holding_back(silo: Silo, fraction: float, key: str, seed: int = 0, part: str = "held_out") -> Silo:
-    """Return a silo of which a part of the rows is held back: the same in all runs, so that none trains on them.
+    """Return a silo that holds back a part of its rows: the same in all runs, so that no run trains on them.
 
-    Whole groups are held back; without groups, all rows of an id. key: of the fraction. seed: by which they are chosen.
+    Whole groups are held back; without groups, all rows of an id. key: the key of the fraction. seed: of the choice.
     part: the field of the silo that takes them.
     """
     if not fraction:
         return silo
     if silo.columns:
         raise ParameterError(
-            f"silo `{silo.name}`: [data] {key} would hold back other rows than the other holders of its row of the "
-            "grid do; remove it"
+            f"silo `{silo.name}`: [data] {key} would hold back other rows than the other holders of its row do; remove "
+            "it"
         )
     together = Subjects(silo.ids, silo.groups).whom
     held, kept = split(silo.y, (fraction,), seed, f"silo `{silo.name}`: [data] {key}", together)

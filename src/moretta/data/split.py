@@ -1,7 +1,7 @@
 """Seeded splits of rows into train, validation and test, stratified where the targets are classes.
 
-What is dealt is a *unit*: a group of rows that must stay together, such as a patient's visits, or a single row where no
-groups are given. No unit is ever on two sides.
+A split deals *units*: groups of rows that must stay together, such as a patient's visits, or single rows without
+groups. No unit is ever on two sides.
 """
 
 import logging
@@ -23,7 +23,7 @@ RowNumbers = NDArray[np.int64]
 
 
 def generator(seed: int, *key: int) -> np.random.Generator:
-    """The generator of every seeded choice here: PCG64, the same on every machine, a stream of its own for each key."""
+    """Return the generator of a seeded choice: PCG64, the same on every machine, with its own stream for each key."""
     if seed < 0:
         raise ParameterError(f"expected a seed of 0 or more, got {seed}")
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))
@@ -31,9 +31,9 @@ def generator(seed: int, *key: int) -> np.random.Generator:
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """Rows in units, numbered by their first rows: what a group is called changes no split.
+    """Rows in units, numbered by their first rows, so that groups' names change no split.
 
-    of: int64[rows], the unit of each row. sizes: int64[units], how many rows each has.
+    of: int64[rows], the unit of each row. sizes: int64[units], the number of rows of each.
     """
 
     of: RowNumbers
@@ -52,7 +52,7 @@ class Units:
         return *np.divmod(pair, len(names)), count
 
     def labels(self, labels: RowNumbers) -> RowNumbers:
-        """Return each unit's class, numbered from 0: of its rows' classes the one that the fewest units have."""
+        """Return each unit's class, numbered from 0: among its rows' classes the one that the fewest units have."""
         unit, label, _ = self.pairs(labels)
         order = np.lexsort((label, np.bincount(label)[label], unit))
         chosen: RowNumbers = label[order][np.unique(unit, return_index=True)[1]]
@@ -60,7 +60,7 @@ class Units:
 
 
 def units_of(rows: int, groups: NDArray[Any] | None, where: str) -> Units:
-    """Return the units of so many rows. groups: [rows] of whole numbers or strings, None for single rows.
+    """Return the units of this number of rows. groups: [rows] of whole numbers or strings, None for single rows.
 
     Raises ParameterError, beginning with `where`, for other arrays.
     """
@@ -80,14 +80,18 @@ def units_of(rows: int, groups: NDArray[Any] | None, where: str) -> Units:
 def split(
     y: NDArray[Any], fractions: tuple[float, ...], seed: int, where: str, groups: NDArray[Any] | None = None
 ) -> tuple[RowNumbers, ...]:
-    """Row numbers of one part per fraction and of the rest last, each sorted, every row exactly once.
+    """Return the row numbers of one part per fraction and of the rest last, each sorted, every row exactly once.
 
     A part has round(fraction n) rows, with every class (int labels or one-hot rows) in proportion to within one row.
-    groups: [rows], of which none has rows in two parts. Sizes and proportions are then as near as whole groups allow,
-    and a group counts as the class among its rows that the fewest groups have. A class with too few rows (or groups)
-    for its share has one in each part where there are enough, first in training; a class with a single one stays in
-    training, and a warning says so. Raises ParameterError if fractions are outside [0, 1), leave nothing over, or a
-    wanted part gets no row.
+    A class with too few rows (or groups) for its share has one in each part while they last, first in training. A
+    class with a single one stays in training, and a warning says so.
+
+    Args:
+        groups: [rows], each whole in one part. Sizes and proportions are then as near as whole groups allow, and a
+            group counts as the class among its rows that the fewest groups have.
+
+    Raises:
+        ParameterError: fractions are outside [0, 1) or leave no rows for training, or a part gets no row.
     """
     listed = ", ".join(map(str, fractions))
     if any(not 0 <= f < 1 for f in fractions) or sum(fractions) >= 1 - 1e-9:
@@ -105,8 +109,8 @@ def split(
     if not len(left) or any(f > 0 and not len(part) for f, part in zip(fractions, parts, strict=False)):
         rows = f"{len(y)} rows" if groups is None else f"{len(y)} rows of {len(units.sizes)} groups"
         raise RowsError(
-            f"{where}: {rows} cannot be split by fractions {listed}; every part needs a {what}: bring more rows or "
-            "other fractions"
+            f"{where}: {rows} cannot be split by fractions {listed}; every part needs a {what}: add rows, or change "
+            "the fractions"
         )
     if labels is not None and any(sizes):
         unit, label, _ = units.pairs(labels)
@@ -148,10 +152,10 @@ def split_rows(
 def cut(
     order: RowNumbers, parts: int, sizes: Sequence[float] | None, rows: RowNumbers | None = None
 ) -> list[RowNumbers]:
-    """`order` cut into consecutive parts, near-equal or of these relative sizes, which may leave one empty.
+    """Cut `order` into consecutive parts, near-equal or of these relative sizes, which may leave one empty.
 
-    rows: how many rows each unit of `order` has; by default one. Each cut is where the rows before it are nearest to
-    what they should be, so a part is off by at most the size of one unit.
+    rows: the number of rows of each unit of `order`; by default one. Each cut is where the number of rows before it is
+    nearest to its target, so a part is off by at most the size of one unit.
     """
     total = len(order) if rows is None else int(rows.sum())
     if sizes is None:
@@ -167,7 +171,7 @@ def cut(
 
 
 def places_of(ends: RowNumbers, rows: RowNumbers | None) -> RowNumbers:
-    """Return behind how many units to cut so that as near as may be `ends` rows come before; rows: of each, or None."""
+    """Return after how many units to cut so that about `ends` rows come before. rows: of each unit, or None."""
     if rows is None:
         return ends
     reached = np.concatenate([[0], np.cumsum(rows)])
@@ -178,7 +182,7 @@ def places_of(ends: RowNumbers, rows: RowNumbers | None) -> RowNumbers:
 def _in_proportion(
     left: RowNumbers, kinds: RowNumbers, sizes: RowNumbers, size: int, later: int, rng: np.random.Generator
 ) -> RowNumbers:
-    """Units of about `size` rows, each class by its share. sizes: of all units. later: how many parts follow."""
+    """Return units of about `size` rows, each class by its share. sizes: of all units. later: parts that follow."""
     orders = [rng.permutation(left[kinds[left] == kind]) for kind in np.unique(kinds[left])]
     if not size:
         return left[:0]
@@ -202,7 +206,7 @@ def _in_proportion(
 
 
 def _apportion(rows: RowNumbers, total: int, lowest: RowNumbers, highest: RowNumbers) -> RowNumbers:
-    """Rows to take of each class: its share of `total` within bounds, whole shares first, then largest remainders."""
+    """Return the rows to take of each class: its share of `total` in bounds, whole shares, then largest remainders."""
     total = min(total, int(highest.sum()))
     if lowest.sum() > total:  # more classes than the part has room for
         lowest = np.zeros_like(lowest)

@@ -1,7 +1,7 @@
 """An alignment as an exchange of the contract: who relays it, and how each partner answers.
 
-Anyone who relays sees lists, of which it can read nothing: a list's points are under secrets that it does not have, and
-where the partners have a key in common (`Channel`) it does not even see the points.
+A relay cannot read the lists: their points are under secrets that it does not have. Where the partners share a key
+(`Channel`), it does not even see the points.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Channel(Protocol):
         """Return bytes for the partners, uint8[bytes]."""
 
     def open(self, stamp: Stamp, what: str, maker: str, sealed: Array, /) -> bytes:
-        """Return what was sealed. Raises `moretta.errors.PeerError` if it was not sealed so."""
+        """Return the content of sealed bytes. Raises `moretta.errors.PeerError` if they were not sealed so."""
 
     def seal_for(self, stamp: Stamp, what: str, peer: str, content: bytes, /) -> Array:
         """Return bytes for one partner, which no other opens, uint8[bytes]."""
 
     def open_from(self, stamp: Stamp, what: str, peer: str, sealed: Array, /) -> bytes:
-        """Return what a partner sealed for this one. Raises `moretta.errors.PeerError` if it was not sealed so."""
+        """Return content that a partner sealed for this one. Raises `moretta.errors.PeerError` as `open` does."""
 
 
 class InClear:
@@ -55,7 +55,7 @@ class InClear:
 
 
 def relay(now: Stamp, names: Sequence[str]) -> Exchange[Aborted | None]:
-    """Relay the alignment of two partners and more: the first with the second, what is left with the third, and so on.
+    """Relay the alignment of two or more partners: the first with the second, the rest with the third, and so on.
 
     All then have an `Alignment` of the same rows (`Aligner.alignment`).
     """
@@ -104,9 +104,9 @@ class Aligner:
     me: its name. ids: of its rows. rules, pad_to: see `IdRules` and `Partner`; where: whose rows they are, for errors.
     channel: how it writes to partners. root: of its secrets; None draws one from the operating system.
 
-    An exchange with a partner may be repeated, as answers get lost, but with the same secrets and the same lists
-    alone: a partner that could have list after list compared could test as many ids as it likes. answers: the record
-    of which lists those are, where an aligner must go on later; its root is then to be kept too.
+    An exchange with a partner may be repeated when answers get lost, but only with the same secrets and lists.
+    Otherwise a partner could send list after list, and test as many ids as it likes. The record `answers` holds those
+    lists for an aligner that must continue later; its root must then be kept too.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Aligner:
 
     def _blind(self, ask: Blind) -> Blinded:
         if ask.onward and self.alignment is None:
-            raise MisuseError("was asked to go on from an alignment before there was one")
+            raise MisuseError("expected an earlier alignment to continue from, got none")
         earlier = self.alignment if ask.onward else None
         self.alignment = earlier
         listing = Listing(self._ids, self._rules, self._where, earlier)
@@ -172,7 +172,7 @@ class Aligner:
         own = self._opened(ask.stamp, "ids under both", ask.peer, ask.points)
         self._hold(ask, "again", own)
         earlier, onward = self.alignment, self._running is not None and self._running[3]
-        self._running = None  # whatever comes of it
+        self._running = None  # also after an error
         self.alignment = partner.match(own)
         if not onward or earlier is None:
             return Matched(stamp=ask.stamp, kept=np.empty(0, np.uint8))
@@ -181,7 +181,7 @@ class Aligner:
 
     def _narrow(self, ask: Narrow) -> Narrowed:
         if self.alignment is None or ask.maker == self._me:
-            raise MisuseError("was asked to keep some rows of an alignment, and has none with that partner")
+            raise MisuseError("expected an alignment with that partner to narrow, got none")
         content = self._channel.open(ask.stamp, "rows that are left", ask.maker, ask.kept)
         self.alignment = narrowed(self.alignment, *read_kept(content))
         return Narrowed(stamp=ask.stamp)
@@ -192,12 +192,12 @@ class Aligner:
         return self._running[2]
 
     def _hold(self, ask: Blind | BlindAgain | Match, step: str, points: Points) -> None:
-        """Raise `moretta.errors.PeerError` for another list than was given or taken at this step before."""
+        """Raise `moretta.errors.PeerError` for another list than this step sent or received before."""
         digest = hashlib.sha256(points.tobytes()).digest()
         if not self._answers.hold(ask.stamp.run, f"alignment, {step}, {ask.peer}", digest):
             raise PeerError(
                 f"{self._where}: the exchange with `{ask.peer:.64}` ran before with other lists, and a second "
-                "would test further ids; bring back that partner's state and rows of before, or begin another run"
+                "would test further ids; restore that partner's earlier state and rows, or begin another run"
             )
 
     def _sealed(self, stamp: Stamp, what: str, peer: str, points: Points) -> Array:
@@ -210,9 +210,7 @@ class Aligner:
 def check_rules(own: IdRules, theirs: bytes, peer: str) -> None:
     """Raise `moretta.errors.ParameterError` where a partner normalises ids by other rules."""
     if own.digest != theirs:
-        raise ParameterError(
-            f"`{peer:.64}` writes ids by other rules before they are compared; declare the same rules at both partners"
-        )
+        raise ParameterError(f"`{peer:.64}` normalises ids by other rules; declare the same rules at both partners")
 
 
 def read_kept(content: bytes) -> tuple[NDArray[np.int64], bytes]:
@@ -227,7 +225,7 @@ def align(
     rules: IdRules | None = None,
     pad_to: int | None = None,
 ) -> dict[str, Alignment]:
-    """Align partners that are all in this process, by the exchange that they would have over a network.
+    """Align partners in this process, by the same exchange as over a network.
 
     Args:
         ids: Each partner's ids, one per row, by the partner's name; in the order of the chain.
@@ -263,7 +261,7 @@ def _done(aligner: Aligner) -> Alignment:
 class Blind(Message):
     """Begin an exchange with this partner: list your ids under a fresh secret.
 
-    onward: whether rows that you share with earlier partners are to be listed alone.
+    onward: whether to list only rows that you share with earlier partners.
     """
 
     peer: str
@@ -304,7 +302,7 @@ class Match(Message):
 
 @message("alignment/matched")
 class Matched(Message):
-    """The shared rows are known. kept: for earlier partners, what is left and a digest; bytes as `points` are."""
+    """Report that the shared rows are known. kept: for earlier partners, the remaining rows and a digest, as bytes."""
 
     kept: Octets
 
@@ -319,7 +317,7 @@ class Narrow(Message):
 
 @message("alignment/narrowed")
 class Narrowed(Message):
-    """The partner keeps only those."""
+    """Report that the partner keeps only those rows."""
 
 
 MESSAGES = (Blind, Blinded, BlindAgain, BlindedAgain, Match, Matched, Narrow, Narrowed)

@@ -22,15 +22,15 @@ from moretta.secure_aggregation.keystream import SecretRoot, encode_purpose
 
 
 class NothingShared(RowsError):
-    """Partners have no id in common: the exchange is at its end."""
+    """Partners have no id in common, and the exchange ends."""
 
 
 class Listing:
-    """A partner's rows, as far as alignments need them: each a different (normalised id, number of the row with it).
+    """A partner's rows as alignments need them: each a different (normalised id, number of the row with it).
 
-    ids: of all rows, in the file's order. earlier: an alignment with others; its rows alone are listed then. where:
-    whose rows they are, for errors. Raises `moretta.errors.ParameterError` for ids that cannot be compared, or other
-    ids than `earlier` is of.
+    ids: of all rows, in the file's order. earlier: an alignment with others; then only its rows are listed. where:
+    whose rows they are, for errors. Raises `moretta.errors.ParameterError` for ids that cannot be compared, or that
+    differ from those of `earlier`.
     """
 
     def __init__(
@@ -53,24 +53,21 @@ class Listing:
 
     @property
     def messages(self) -> list[bytes]:
-        """What is encoded as points. Ids have no control characters, so none holds the byte that ends it."""
+        """The messages encoded as points. Ids have no control characters, so none holds the byte that ends it."""
         return [name.encode() + b"\0" + number.to_bytes(4, "big") for name, number in self.elements]
 
 
 class Partner:
     """Answers for one partner in one exchange: `blind`, then `again`, then `match`, each once.
 
-    pad_to: the length that its list is filled up to by random points, so that the other does not learn how many rows
-    there are; None fills up nothing. root: its secrets; None draws them from the operating system.
+    pad_to: the length to which random points pad its list, so that the other does not learn the number of rows; None
+    pads nothing. root: its secrets; None draws them from the operating system.
     """
 
     def __init__(self, listing: Listing, pad_to: int | None = None, root: SecretRoot | None = None) -> None:
         count = len(listing.elements)
         if pad_to is not None and pad_to < count:
-            raise RowsError(
-                f"{listing.where}: a list of {pad_to} points was declared (pad-to), and there are more rows; declare "
-                "more"
-            )
+            raise RowsError(f"{listing.where}: pad-to is {pad_to}, and there are more rows; increase it")
         self._listing, self._listed = listing, pad_to or count
         self._root = SecretRoot.fresh() if root is None else root
         self._own: Points | None = None  # the own list, as it was sent
@@ -79,7 +76,7 @@ class Partner:
 
     @property
     def rules(self) -> IdRules:
-        """How ids are written before they are compared."""
+        """The rules that normalise ids."""
         return self._listing.rules
 
     def blind(self) -> Points:
@@ -93,7 +90,7 @@ class Partner:
     def again(self, theirs: Points) -> Points:
         """Return the other's list under both secrets, in the order that it came in.
 
-        Once: anyone who could have many lists put under one secret could compare them.
+        Works once: a partner that had many lists under one secret could compare them.
         """
         if self._theirs is not None:
             raise MisuseError("this partner has put its secret on a list before; begin another exchange for another")
@@ -109,8 +106,8 @@ class Partner:
     def match(self, own_again: Points) -> Alignment:
         """Return the alignment, from the own list as the other put its secret on it.
 
-        Once. Raises `moretta.errors.PeerError` for a list that is not the own one's, and `NothingShared`. A place that
-        only filled up the list matches nothing, without an error of its own: partners could count rows by it.
+        Works once. Raises `moretta.errors.PeerError` for a list that is not the own one's, and `NothingShared`. Padding
+        matches nothing and has no error of its own, by which partners could count rows.
         """
         if self._theirs is None:
             raise MisuseError("expected the other partner's list before the own one comes back")
@@ -154,7 +151,7 @@ def kept_of(earlier: Alignment, later: Alignment) -> NDArray[np.int64]:
 
 
 def narrowed(earlier: Alignment, kept: NDArray[np.int64], digest: bytes) -> Alignment:
-    """Return what is left of an alignment after another partner aligned with the first one. digest: the later one's.
+    """Return the rest of an alignment after another partner aligned with the first one. digest: the later one's.
 
     Raises `moretta.errors.PeerError` for positions that are not of it.
     """
@@ -170,7 +167,7 @@ KIND = "moretta alignment"
 
 
 class Disclosed(NamedTuple):
-    """What one exchange between two partners disclosed: lengths of lists, padding included, and rows in common."""
+    """The disclosure of one exchange between two partners: lengths of lists with padding, and rows in common."""
 
     listed: int
     listed_there: int
@@ -181,9 +178,14 @@ class Disclosed(NamedTuple):
 class Alignment:
     """The rows that partners share, as one of them has them.
 
-    rules: of the ids. order: int64[rows], its own row numbers from 0, in the order that all partners have. digest: of
-    the exchange, the same at each partner. source: of its ids as they stood, in the file's order. steps: one for each
-    partner that it aligned with. No id is in it, and no row number of anybody else.
+    It holds no id, and no row number of another partner.
+
+    Args:
+        rules: of the ids.
+        order: int64[rows], its own row numbers from 0, in the order that all partners have.
+        digest: of the exchange, the same at each partner.
+        source: the digest of its ids as they stood, in the file's order.
+        steps: one for each partner that it aligned with.
     """
 
     rules: IdRules
@@ -195,15 +197,15 @@ class Alignment:
     def check(self, ids: Sequence[str] | NDArray[np.generic] | None, where: str) -> None:
         """Raise `moretta.errors.ParameterError` unless these are the ids of the rows that were aligned."""
         if ids is None:
-            raise RowsError(f"{where}: an alignment is by the ids of the rows, and these have none; name the id column")
+            raise RowsError(f"{where}: an alignment needs ids, and these rows have none; name the id column")
         if ids_digest(ids, where) != self.source:
             raise RowsError(
-                f"{where}: the ids are not those that were aligned, so its row numbers mean other rows; align again, "
-                "or restore the rows"
+                f"{where}: the ids differ from those that were aligned, so its row numbers mean other rows; align "
+                "again, or restore the rows"
             )
 
     def normalised(self, ids: Sequence[str] | NDArray[np.generic] | None, where: str) -> NDArray[np.str_]:
-        """Return the shared rows' ids in the partners' order, as all partners write them."""
+        """Return the shared rows' normalised ids in the partners' order."""
         self.check(ids, where)
         written: NDArray[np.str_] = np.array(self.rules.normalised([] if ids is None else ids, where), dtype=np.str_)
         return written[self.order]
@@ -228,7 +230,7 @@ class Alignment:
 
     @classmethod
     def load(cls, path: Path) -> Alignment:
-        """Read it. Raises `moretta.errors.ParameterError` for a file that holds none."""
+        """Read it. Raises `moretta.errors.ParameterError` for a file without an alignment."""
         try:
             return cls._read(json.loads(path.read_text()))
         except (ParameterError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
@@ -249,7 +251,7 @@ class Alignment:
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """Write a file that only its owner reads. Raises `FileExistsError` where there is one; nothing half-written."""
+    """Write a file that only its owner can read, whole or not at all. Raises `FileExistsError` for an existing one."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as stream:
@@ -292,12 +294,12 @@ class IdRules:
         """
         chosen = {name.replace("-", "_") for name in names}
         if "none" in chosen and len(chosen) > 1:
-            raise ParameterError("rules for ids: none stands alone, and here are others beside it; give either")
+            raise ParameterError("rules for ids: none excludes all others; give none, or the others")
         chosen -= {"none"}
         known = {field.name for field in fields(cls)}
         if strange := sorted(chosen - known):
             raise ParameterError(
-                f"no rule for ids is called {strange[0]!r:.40}; expected some of "
+                f"unknown rule for ids {strange[0]!r:.40}; expected some of "
                 f"{', '.join(sorted(known)).replace('_', '-')}, or none"
             )
         return cls(**{name: name in chosen for name in known})
@@ -317,10 +319,10 @@ class IdRules:
         return hashlib.sha256(encode_purpose("rules of ids", *switches)).digest()
 
     def normalised(self, ids: Sequence[str] | NDArray[np.generic], where: str) -> list[str]:
-        """Return the ids as they are compared. where: begins each error's sentence.
+        """Return normalised ids. where: begins each error's sentence.
 
-        Raises `moretta.errors.ParameterError`, which quotes none of them, for ids that are neither text nor whole
-        numbers, empty, too long, or have line breaks, control or invisible characters.
+        Raises `moretta.errors.ParameterError`, without quoting an id, for ids that are neither text nor whole numbers,
+        empty, too long, or have line breaks, control or invisible characters.
         """
         written = _texts(ids, where)
         odd = {unicodedata.category(mark) for text in written if not text.isprintable() for mark in text}
@@ -349,7 +351,7 @@ class IdRules:
 
 
 def numbered(ids: Iterable[str]) -> list[int]:
-    """Return of each id how many rows before it have the same, so that (id, number) is different for each row."""
+    """Return how many rows before each row have its id, so that (id, number) is different for each row."""
     seen, numbers = Counter[str](), []
     for identifier in ids:
         numbers.append(seen[identifier])
@@ -358,7 +360,7 @@ def numbered(ids: Iterable[str]) -> list[int]:
 
 
 def ids_digest(ids: Sequence[str] | NDArray[np.generic], where: str) -> bytes:
-    """Return SHA-256 of ids as they are written, in order; not to be sent, as who knows all but one finds that one."""
+    """Return SHA-256 of ids as written, in order. Never send it: from it and all other ids, one id can be guessed."""
     digest = hashlib.sha256()
     for text in _texts(ids, where):
         content = text.encode("utf-8", "surrogatepass")

@@ -4,8 +4,8 @@
     A: finish  <-- step 2 --
                -- step 3 -->  B: finish
 
-Where A then aligned what is left with a third partner, it hands each earlier one a file of what is left (`narrow`).
-All are messages of the contract, so whatever bytes come are a valid one or refused.
+If A then aligns the remaining rows with a third partner, it hands each earlier one a file of the rest (`narrow`).
+All are messages of the contract, so bytes are either a valid message or refused.
 """
 
 import os
@@ -30,7 +30,7 @@ OTHER = "the other partner"
 
 @message("alignment/step")
 class StepFile(Message):
-    """What one partner hands the other: its own list (steps 1 and 2), and the other's list again (2 and 3).
+    """The file that one partner hands the other: its own list (steps 1 and 2), and the other's list again (2 and 3).
 
     rules: SHA-256 of how ids are normalised. digest: of the alignment that was found, in step 3; empty before.
     """
@@ -49,9 +49,9 @@ class StepFile(Message):
 
 @message("alignment/secrets")
 class Secrets(Message):
-    """What a partner keeps to itself between its steps: its root, and the other's list under both secrets.
+    """The secrets of a partner between its steps: its root, and the other's list under both secrets.
 
-    earlier: the digest of the alignment that it goes on from; empty without one.
+    earlier: the digest of the alignment that it continues from; empty without one.
     """
 
     number: int
@@ -65,7 +65,7 @@ class Secrets(Message):
 
 @message("alignment/left")
 class LeftFile(Message):
-    """What is left of an earlier alignment: its digest, positions in its order, and the later alignment's digest."""
+    """The rest of an earlier alignment: its digest, positions in its order, and the later alignment's digest."""
 
     earlier: bytes
     kept: Array
@@ -76,13 +76,13 @@ _CODEC = Codec(FILES)
 
 
 class OtherRows(PeerError):
-    """The other partner found other rows to be shared: the exchange is at its end."""
+    """The other partner found other shared rows, and the exchange ends."""
 
 
 class Finished(NamedTuple):
-    """What `finish` comes to. step: the file for the other partner, None at the end. left: for earlier partners.
+    """The result of `finish`. step: the file for the other partner, None at the end. left: for earlier partners.
 
-    secrets: the own ones, which now name the other's list; kept before the rest is written, they finish with no other.
+    secrets: the own ones, bound to the other's list. Keep them before the rest is written: they finish with no other.
     """
 
     alignment: Alignment
@@ -100,7 +100,7 @@ def begin(
 ) -> tuple[bytes, bytes]:
     """Return step 1 and the secrets of the partner that begins. Arguments: see `Listing` and `Partner`."""
     listing, root = Listing(ids, rules, where, earlier), SecretRoot.fresh()
-    stamp = Stamp(f"align-{os.urandom(8).hex()}", 0, 0)  # by which the files of one exchange are told from another's
+    stamp = Stamp(f"align-{os.urandom(8).hex()}", 0, 0)  # identifies the files of one exchange
     own = Partner(listing, pad_to, root).blind()
     step = StepFile(stamp=stamp, number=1, rules=rules.digest, own=own.reshape(-1), again=_NOTHING, digest=b"")
     return _CODEC.encode(step), _kept(stamp, 1, root, listing, pad_to)
@@ -127,24 +127,26 @@ def finish(
     where: str,
     earlier: Alignment | None = None,
 ) -> Finished:
-    """Return the alignment from step 2 or 3 and one's own secrets.
+    """Return the alignment from step 2 or 3 and the own secrets.
 
     Raises `moretta.errors.RowsError` for other rows and `moretta.errors.ParameterError` for another earlier alignment
-    than the exchange was begun with; `moretta.errors.PeerError` for a step of another exchange, or another list than
-    was answered before. `partner.NothingShared` and `OtherRows` are its end.
+    than the exchange began with. Raises `moretta.errors.PeerError` for a step of another exchange, or another list
+    than was answered before. `partner.NothingShared` and `OtherRows` end the exchange.
     """
     own = _read(secrets, Secrets)
     got = _read(step, StepFile, own.number + 1)
     if got.stamp != own.stamp:
-        raise PeerError("expected the file of the exchange that these secrets are of; got another exchange's")
+        raise PeerError(
+            "expected a file of the exchange of these secrets, got another exchange's; name one exchange's files"
+        )
     rules = IdRules.read({name: bool(value) for name, value in own.rules.items()})
     check_rules(rules, got.rules, OTHER)
     listing = Listing(ids, rules, where, earlier)
     if listing.source != own.source:
-        raise RowsError(f"{where}: the ids have changed since the exchange was begun; begin anew, or restore them")
+        raise RowsError(f"{where}: the ids have changed since the exchange began; begin again, or restore them")
     if own.earlier != _digest_of(earlier):
         raise ParameterError(
-            f"{where}: the exchange was begun with another earlier alignment, or with none; name the same (--earlier)"
+            f"{where}: the exchange began with another earlier alignment, or without one; name the same (--earlier)"
         )
     partner = Partner(listing, own.pad_to or None, SecretRoot(own.root))
     reply = None
@@ -162,7 +164,7 @@ def finish(
         )
         reply = _CODEC.encode(last)
     elif got.digest != alignment.digest:
-        raise OtherRows("the other partner found other rows to be shared; begin anew, both with the rows of today")
+        raise OtherRows("the other partner found other shared rows; begin again, both with the current rows")
     left = None if earlier is None else _left(own.stamp, earlier, alignment)
     return Finished(alignment, reply, left, _CODEC.encode(own))
 
@@ -173,13 +175,13 @@ def begins(secrets: bytes) -> bool:
 
 
 def narrow(alignment: Alignment, left: bytes) -> Alignment:
-    """Return what is left of an alignment after the partner that began it went on with another.
+    """Return the rest of an alignment after the partner that began it aligned with another.
 
-    Raises `moretta.errors.PeerError` for what is left of another alignment.
+    Raises `moretta.errors.PeerError` for the rest of another alignment.
     """
     file = _read(left, LeftFile)
     if file.earlier != alignment.digest:
-        raise PeerError("expected what is left of this alignment, got what is left of another")
+        raise PeerError("expected the remaining rows of this alignment, got those of another")
     return narrowed(alignment, *read_kept(file.kept.tobytes()))
 
 

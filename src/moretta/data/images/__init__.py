@@ -1,1 +1,1 @@
-"""Images, from publishers' files and from folders of one's own, as pixels and labels."""
+"""Images, from publishers' files and from a user's own folders, as pixels and labels."""

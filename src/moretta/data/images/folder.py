@@ -1,17 +1,16 @@
-"""Images of one's own: a folder of files, and a table that says which of them are samples and what they show.
+"""A user's own images: a folder of files, and a table that names the samples among them and their targets.
 
     labels.csv       file,patient,label           one line a sample; `file` is a path below the folder
     images/          a/0001.png, a/0002.dcm ...   see `moretta.data.images.pixels`
 
-A file becomes float32[channels, size, size] in [0, 1]. Files that the table does not name are not read. Sentences about
-an image give its row in the table, not counting the header, as its name may say whom it shows.
+A file becomes float32[channels, size, size] in [0, 1]. Files that the table does not name are not read. Errors give an
+image's row in the table, without the header, because its name may identify a person.
 
 A mask is a file too, of the size of its image: PNG, TIFF, a plane of a NIfTI volume or a DICOM segmentation
 (`moretta.data.images.masks`).
 
-Every file is read and decoded once, before anything is trained, and its SHA-256 kept. Images that come to more than
-`IN_MEMORY` bytes are then decoded again whenever a batch has them (`moretta.contract.lazy_rows`), from files that must
-not have changed.
+Every file is read and decoded once before training, and its SHA-256 is kept. Images of more than `IN_MEMORY` bytes
+together are decoded again for each batch (`moretta.contract.lazy_rows`), from files that must not have changed.
 """
 
 import hashlib
@@ -57,13 +56,19 @@ def read_labelled(
 ) -> TableRows:
     """Read the images [rows, channels, size, size] that a table names, by its schema, with a column of kind "file".
 
-    written: how a .csv table is written. labelled: whether targets are wanted.
-    where: what sentences call the table.
-    in_memory: bytes above which images are read by batch, None for `IN_MEMORY`.
-    Of masks the targets are the classes of their pixels, int64[rows, height, width], -1 where one does not count.
-    mapping: what becomes of the table's columns before the schema reads them.
-    Raises ParameterError, naming the row, for a table that is not as the schema says, a file named twice, one that is
-    not there or leads out of the folder, and as `_Images.read`; MissingExtra without what reads the table or an image.
+    Targets of masks are the classes of their pixels, int64[rows, height, width], -1 where a pixel does not count.
+
+    Args:
+        written: the form of a .csv table.
+        labelled: whether the table must have targets.
+        where: the name of the table in errors.
+        in_memory: bytes above which images are read by batch, None for `IN_MEMORY`.
+        mapping: changes of the table's columns before the schema reads them.
+
+    Raises:
+        ParameterError: the table does not fit the schema, or a file is named twice, missing, outside the folder or
+            unreadable; the sentence names the row.
+        MissingExtra: the package that reads the table or an image is missing.
     """
     where = where or labels.name
     columns, _ = (mapping or ColumnMapping()).read(labels, written, where, schema.dropped)
@@ -85,8 +90,8 @@ def read_unlabelled(
 ) -> tuple[Array, tuple[str, ...]]:
     """Return images [rows, channels, size, size], lazy as those to train on, and the path of each below the folder.
 
-    table: has a column `name`, their paths; None takes all files of the folder and the folders in it that end as images
-    do (`ENDINGS`) and are not hidden, sorted by their path. Raises as `read_labelled`.
+    table: holds their paths in the column `name`; None takes all images (`ENDINGS`) in the folder and below that are
+    not hidden, sorted by path. Raises as `read_labelled`.
     """
     _check_folder(folder)
     if table is not None:
@@ -106,15 +111,15 @@ def read_unlabelled(
 
 
 def _paths(column: Column, where: str) -> tuple[list[str], list[str]]:
-    """Return the paths that a table names, and what sentences call each."""
+    """Return the paths that a table names, and the name of each in errors."""
     paths = [str(word) for word in words_of(column)]
     return paths, [f"{where} row {number}" for number in range(1, len(paths) + 1)]
 
 
 class _Images:
-    """Image files, and how they become samples. What the form leaves open follows from the first.
+    """Image files, and how they become samples. The first image decides what the form leaves open.
 
-    sizes: the height and width of each in its file, once they are read.
+    sizes: the height and width of each file, once read.
     """
 
     def __init__(self, files: Sequence[Path], places: Sequence[str], form: ImageForm) -> None:
@@ -127,8 +132,8 @@ class _Images:
     def read(self, in_memory: int | None) -> Array:
         """Return the samples, float32[files, channels, size, size] in [0, 1]; lazy if they take more memory.
 
-        in_memory: bytes above which they are lazy, None for `IN_MEMORY`. Raises ParameterError for a file that cannot
-        be read or is no image, and for images that differ in what the form leaves open.
+        in_memory: bytes above which they are lazy, None for `IN_MEMORY`. Raises ParameterError for a file that is not
+        a readable image, and for images that differ where the form is open.
         """
         count, shape = len(self._files), self.decoded(0, self.content(0)).shape
         rows: Array | None = None
@@ -177,14 +182,14 @@ class _Images:
         return self.decoded(number, content, self.sizes)
 
     def again(self, number: int) -> Pixels:
-        """Return a sample of a file that must be what it was. Raises UnreadableRow where it is not."""
+        """Return a sample of a file that must not have changed. Raises UnreadableRow where it has."""
         try:
             content = self.content(number)
         except ParameterError as error:
             raise UnreadableRow(str(error)) from None
         if hashlib.sha256(content).digest() != self._digests[number]:
             raise UnreadableRow(
-                f"{self._places[number]}: the file has changed since the run began; put it back, or begin the run anew"
+                f"{self._places[number]}: the file has changed since the run began; restore it, or begin the run again"
             )
         return self.decoded(number, content)
 
@@ -198,7 +203,7 @@ class _Images:
         return formed(pixels, spacing, self._form, where)
 
     def _check_like(self, where: str, shape: tuple[int, ...], first: tuple[int, ...]) -> None:
-        """Raise ParameterError where an image differs from the first in what the form leaves open."""
+        """Raise ParameterError where an image differs from the first and the form is open."""
         if self._form.channels is None and shape[0] != first[0]:
             kinds = {1: "grey", 3: "coloured"}
             raise ParameterError(
@@ -217,7 +222,7 @@ def _content(file: Path, where: str) -> bytes:
         return file.read_bytes()
     except OSError as error:
         raise ParameterError(
-            f"{where}: the file cannot be read ({error.strerror}); allow to read it, or remove it"
+            f"{where}: the file cannot be read ({error.strerror}); grant read permission, or remove it"
         ) from None
 
 

@@ -48,7 +48,7 @@ PLACE = {
 SAME_PLACE = 0.01  # mm, and of an axis its part
 MOST_FRAMES = 1 << 14
 MASKS = ("PNG", "TIFF")  # of which no number is changed to save it
-UNREAD_MASK = "PNG, TIFF, NIfTI or DICOM file that can be read; save the mask as one of these"
+UNREAD_MASK = "PNG, TIFF, NIfTI or DICOM file; save the mask as one of these"
 MASK_PIXEL = 24  # bytes while it is read
 MOST_IN_MASK = 65535  # of a number in a NIfTI volume
 
@@ -61,7 +61,7 @@ def read_mask(
     Args:
         content: The file; of segments as they were read.
         where: Begins each error's sentence.
-        form: What images become; a mask's nearest pixels are taken.
+        form: The form of images; masks take the nearest pixels.
         size: The height and width of the image in its file.
         image: Of segments the image's `identity_of`.
 
@@ -90,8 +90,8 @@ def classes_of(pixels: NDArray[np.int64], target: Target, places: Sequence[str])
 
     Args:
         pixels: int64[masks, height, width].
-        target: What pixels of each class hold.
-        places: What sentences call each mask's row.
+        target: The values of the pixels of each class.
+        places: The name of each mask's row in errors.
 
     Raises:
         ParameterError: for a pixel that holds another number.
@@ -137,7 +137,7 @@ def identity_of(content: bytes, where: str) -> Any | None:
     """
     if not is_dicom(content):
         return None
-    with refused(where, "is no DICOM file that can be read; export it again or remove it"):
+    with refused(where, "is not a readable DICOM file; export it again or remove it"):
         tags = ["SOPInstanceUID", *PLACE.values()]
         return pydicom_reader().dcmread(io.BytesIO(content), specific_tags=tags, stop_before_pixels=True)
 
@@ -157,7 +157,7 @@ class Segmentation:
     def __init__(self, content: bytes, where: str) -> None:
         pydicom = pydicom_reader()
         check_inflated(content, where)
-        with within_memory(where), refused(where, "is no DICOM file that can be read; export it again or remove it"):
+        with within_memory(where), refused(where, "is not a readable DICOM file; export it again or remove it"):
             self._file: Any = pydicom.dcmread(io.BytesIO(content), specific_tags=list(TAGS))
         with refused(where, "does not describe its frames as a DICOM segmentation should; export it again"):
             if wrong := _fault(self._file):
@@ -202,7 +202,7 @@ class Segmentation:
         check_memory(MASK_PIXEL * int(file.Rows) * int(file.Columns), f"{where} takes")
         made = np.zeros((int(file.Rows), int(file.Columns)), np.int64)
         for number, segment in zip(chosen, segments, strict=True):
-            with refused(where, "does not describe where its frames lie as it should; export it again"):
+            with refused(where, "has an invalid description of where its frames lie; export it again"):
                 _check_place(self._frames[number], image, where)
                 wrong = undecoded(file)
             with refused(where, wrong):
@@ -218,7 +218,7 @@ def _fault(file: Any) -> str:
     """Return what is wrong with a file whose frames are not looked at yet."""
     kind, count = str(file.get("SegmentationType", "")), int(file.get("NumberOfFrames") or 1)
     if file.get("SOPClassUID") not in CLASSES:
-        return "is no DICOM segmentation; save the mask as one, or as PNG, TIFF or NIfTI"
+        return "is not a DICOM segmentation; save the mask as one, or as PNG, TIFF or NIfTI"
     if kind == "FRACTIONAL":
         return "has fractions of segments; export it as binary segments"
     if kind not in BITS or int(file.BitsAllocated) not in BITS[kind] or file.get("SamplesPerPixel", 1) != 1:

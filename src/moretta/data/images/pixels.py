@@ -1,7 +1,7 @@
 """One image file as pixels in [0, 1]: PNG, JPEG and TIFF by Pillow, DICOM (`dicom`), planes of NIfTI volumes (`nifti`).
 
-Whatever else a file holds, such as EXIF tags (their orientation too), text and thumbnails, is not read. A TIFF that is
-marked as turned is refused, as Pillow would turn it.
+Nothing else in a file is read, such as EXIF tags (orientation included), text and thumbnails. A TIFF with an
+orientation tag is refused, because Pillow would turn it.
 """
 
 import io
@@ -21,7 +21,7 @@ from moretta.errors import MissingExtra, ParameterError
 Pixels = NDArray[np.float32]  # [channels, height, width]
 
 FORMATS = ("PNG", "JPEG", "TIFF")  # what Pillow may take a file for
-UNREAD = "PNG, JPEG, TIFF, DICOM or NIfTI image that can be read; save it anew or remove it"
+UNREAD = "PNG, JPEG, TIFF, DICOM or NIfTI image; save it again or remove it"
 IN_MEMORY = 28  # bytes a pixel while it is read: four bytes of the file, and two arrays of three colours
 MOST_ACROSS = 1 << 14  # pixels of a side, once the spacing is as asked
 ORIENTATION, BITS_PER_SAMPLE = 274, 258  # tags of TIFF
@@ -30,13 +30,16 @@ GREYS = np.array([0.299, 0.587, 0.114], np.float32)  # of red, green and blue: a
 
 @dataclass(frozen=True)
 class ImageForm:
-    """What images become.
+    """The form that images take.
 
-    size: pixels a side; None takes square images of one size as they are. channels: 1 or 3; None takes images that are
-    all grey or all coloured. window: center and width, of DICOM and NIfTI images. spacing: mm from pixel to pixel, of
-    these: they are resampled to it, then cut or filled with 0 about their middle; None squeezes images to a square.
-    plane: of NIfTI volumes, that in the middle is taken (`moretta.data.images.scans.PLANES`).
-    channel_mean, channel_deviation: of each channel: pixels in [0, 1] become (pixel - mean) / deviation; None: as are.
+    Args:
+        size: pixels a side; None keeps square images of one size.
+        channels: 1 or 3; None takes images that are all grey or all coloured.
+        window: center and width, for DICOM and NIfTI images.
+        spacing: mm from pixel to pixel, to which DICOM and NIfTI images are resampled, then cropped or padded with 0
+            around their middle; None squeezes images to a square.
+        plane: the middle plane to take of a NIfTI volume (`moretta.data.images.scans.PLANES`).
+        channel_mean, channel_deviation: pixels of each channel become (pixel - mean) / deviation; None keeps them.
     """
 
     size: int | None = None
@@ -81,8 +84,8 @@ class ImageForm:
 def read_image(content: bytes, where: str, form: ImageForm) -> tuple[Pixels, tuple[float, float] | None]:
     """Return a file's pixels as they are, float32[1 or 3, height, width] in [0, 1], and mm between them where known.
 
-    where: begins each error's sentence. Raises ParameterError for what is no image, or none that the form is for, and
-    MissingExtra without what reads it.
+    where: begins each error's sentence. Raises ParameterError for a file that is not an image or does not suit the
+    form, and MissingExtra without the package that reads it.
     """
     with within_memory(where):
         return _read(content, where, form)
@@ -95,15 +98,15 @@ def _read(content: bytes, where: str, form: ImageForm) -> tuple[Pixels, tuple[fl
         return read_nifti(content, where, form.window, form.plane)
     if form.window is not None or form.spacing is not None or form.plane is not None:
         raise ParameterError(
-            f"{where} is no DICOM or NIfTI file, and window, spacing and plane are for these; remove them"
+            f"{where} is not a DICOM or NIfTI file, and window, spacing and plane need one; remove them"
         )
     return _by_pillow(content, where), None
 
 
 def formed(pixels: Pixels, spacing: tuple[float, float] | None, form: ImageForm, where: str) -> Pixels:
-    """Return pixels as the form has them. spacing: mm from one to the next, down and across, where known.
+    """Return pixels in this form. spacing: mm from one to the next, down and across, where known.
 
-    Raises ParameterError where the form asks for another spacing than can be made.
+    Raises ParameterError where the form asks for a spacing that cannot be made.
     """
     pixels = _in_channels(pixels, form.channels)
     if form.spacing is not None and form.size is not None:
@@ -125,7 +128,7 @@ def squares(x: NDArray[np.uint8], size: int | None) -> NDArray[np.uint8]:
 
 
 def pillow(whose: str = "folders of images need", extra: str = "images") -> Any:
-    """Return Pillow. whose, extra: begin the sentence and end it where it is not installed: which extra brings it."""
+    """Return Pillow. whose, extra: the begin of the error without Pillow, and the extra that has it."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -140,15 +143,15 @@ def opened(content: bytes, where: str, formats: Sequence[str], in_memory: int, u
     Args:
         content: The file.
         where: Begins the sentence of an error.
-        formats: What Pillow may take it for.
+        formats: The formats that Pillow may read.
         in_memory: Bytes a pixel while it is read.
         unread: Ends the sentence about a file that cannot be read.
 
     Raises:
-        ParameterError: for several pages, too many pixels, and whatever Pillow raises within.
+        ParameterError: for several pages, too many pixels, and any error of Pillow.
     """
     library = pillow()
-    with refused(where, f"is no {unread}"), library.open(io.BytesIO(content), formats=formats) as image:
+    with refused(where, f"is not a readable {unread}"), library.open(io.BytesIO(content), formats=formats) as image:
         if image.format in formats and getattr(image, "n_frames", 1) > 1:
             raise ParameterError(f"{where} has several pages; save each that is to be a sample as a file")
         if math.prod(image.size) > MOST_PIXELS:
@@ -158,17 +161,17 @@ def opened(content: bytes, where: str, formats: Sequence[str], in_memory: int, u
 
 
 def _by_pillow(content: bytes, where: str) -> Pixels:
-    """Return a PNG, JPEG or TIFF image as fractions of the most that its bits hold; of transparency nothing."""
+    """Return a PNG, JPEG or TIFF image as fractions of the most that its bits hold, without transparency."""
     with opened(content, where, FORMATS, IN_MEMORY, UNREAD) as image:
         _check_whole(image, where)
         return _fractions(image, where)
 
 
 def _check_whole(image: Any, where: str) -> None:
-    """Raise ParameterError for an image of which Pillow would drop bits, or which it would turn, as it does TIFFs."""
+    """Raise ParameterError for an image whose bits Pillow would drop, or a TIFF that it would turn."""
     tiff = image.format == "TIFF"
     if tiff and image.getexif().get(ORIENTATION, 1) != 1:
-        raise ParameterError(f"{where} is a TIFF that is marked as turned; save it turned, without the mark")
+        raise ParameterError(f"{where} is a TIFF with an orientation tag; save it upright, without the tag")
     read_as = [str(tile[3]) for tile in image.tile]  # such as RGB;16B
     deep = max(image.tag_v2.get(BITS_PER_SAMPLE, (1,))) > 8 if tiff else any(";16" in kind for kind in read_as)
     if deep and image.mode in ("RGB", "RGBA", "RGBX", "LA", "CMYK", "YCbCr", "LAB"):
@@ -197,20 +200,19 @@ def _spaced(pixels: Pixels, spacing: tuple[float, float] | None, asked: float, w
     """Return an image whose pixels are `asked` mm apart. spacing: how far apart they are, down and across."""
     if spacing is None:
         raise ParameterError(
-            f"{where} does not say how far its pixels are apart (PixelSpacing), and spacing = {asked:g} needs that; "
-            "leave it out, or remove spacing"
+            f"{where} lacks PixelSpacing, which spacing = {asked:g} needs; leave the image out, or remove spacing"
         )
     ratios = [distance / asked for distance in spacing]
     height, width = (ratio * length for ratio, length in zip(ratios, pixels.shape[1:], strict=True))
     if not (0 < height < MOST_ACROSS and 0 < width < MOST_ACROSS):
         raise ParameterError(
-            f"{where} would have {width:.0f} x {height:.0f} pixels {asked:g} mm apart; correct spacing"
+            f"{where} would have {width:.0f} x {height:.0f} pixels at spacing = {asked:g}; correct spacing"
         )
     return _resized(pixels, max(1, round(height)), max(1, round(width)))
 
 
 def _resized(pixels: Pixels, height: int, width: int) -> Pixels:
-    """Return an image of another size, bilinear over all pixels that become one, as Pillow does it."""
+    """Resize an image, bilinear over all pixels that become one, as Pillow does it."""
     if pixels.shape[1:] == (height, width):
         return pixels
     library = pillow()
@@ -219,7 +221,7 @@ def _resized(pixels: Pixels, height: int, width: int) -> Pixels:
 
 
 def _cut(pixels: Pixels, size: int) -> Pixels:
-    """Return the square about the middle, with 0 where the image does not reach."""
+    """Return the square around the middle, with 0 outside the image."""
     made = np.zeros((len(pixels), size, size), np.float32)
     (into, outof), (into_across, outof_across) = (_middle(length, size) for length in pixels.shape[1:])
     made[:, into, into_across] = pixels[:, outof, outof_across]

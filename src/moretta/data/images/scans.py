@@ -5,14 +5,14 @@
 **DICOM.** The window is the one asked for, else the file's first (its function LINEAR, LINEAR_EXACT or SIGMOID, DICOM
 PS3.3 C.11.2), else all that the stored bits can hold. Colours are fractions of all that their bits can hold.
 
-The reader takes `TAGS` alone, by which pixels are described, and the file's own header for the transfer syntax. Names,
-ids, dates and whatever else says who a patient is are skipped unparsed. So are look-up tables (modality and VOI),
-overlays and padding values: a modality table is refused, as pixels without it mean something else.
+The reader takes only `TAGS`, which describe pixels, and the file's own header for the transfer syntax. It skips names,
+ids, dates and all else that identifies a patient without parsing it. It also skips look-up tables (modality and VOI),
+overlays and padding values. A modality table is refused, because pixels without it mean something else.
 
-**NIfTI.** A sample is one plane: the middle one across the axis that `plane` names, or that of a volume of a single
-slice. It is turned as DICOM has it, with the patient's right on the left (of sagittal planes the front), and the front
-or the head above. The window is the one asked for, else the file's own (cal_min, cal_max), else of whole numbers of 8
-bits all that these hold. Of other values the range is not known, so they are refused. Texts of the header are not used.
+**NIfTI.** A sample is one plane: the middle one across the axis that `plane` names, or the plane of a volume of a
+single slice. It is turned as in DICOM: the patient's right is on the left (in sagittal planes the front), and the front
+or the head is above. The window is the one asked for, else the file's own (cal_min, cal_max), else the range of
+integers of 8 bits. Other values have no known range and are refused. Texts of the header are not used.
 """
 
 import io
@@ -87,14 +87,14 @@ def read_dicom(
     """
     pydicom = pydicom_reader()
     check_inflated(content, where)
-    with refused(where, "is no DICOM file that can be read; export it again or remove it"):
+    with refused(where, "is not a readable DICOM file; export it again or remove it"):
         dataset = pydicom.dcmread(io.BytesIO(content), specific_tags=list(TAGS))
-    with refused(where, "does not describe its pixels as it should; export it again or remove it"):
+    with refused(where, "has an invalid description of its pixels; export it again or remove it"):
         _refuse(dataset, where)
         wrong = undecoded(dataset)
     with refused(where, wrong):
         stored = pydicom.pixels.pixel_array(dataset)
-    with refused(where, "does not describe its values as it should; export it again or remove it"):
+    with refused(where, "has an invalid description of its values; export it again or remove it"):
         distances = dataset.get("PixelSpacing")
         spacing = (float(distances[0]), float(distances[1])) if distances and len(distances) == 2 else None
         return _pixels(dataset, stored, window, where), spacing
@@ -150,7 +150,7 @@ def inflated(data: bytes, bits: int, where: str) -> Iterator[bytes]:
 
 
 def _refuse(dataset: Any, where: str) -> None:
-    """Raise ParameterError for a file of which no single plain image can be made."""
+    """Raise ParameterError for a file that is not a single plain image."""
     kind, wrong = str(dataset.get("PhotometricInterpretation", "")), ""
     if "PixelData" not in dataset:
         wrong = "has no pixels; take it out of the table of labels, or export it with its image"
@@ -169,7 +169,7 @@ def _refuse(dataset: Any, where: str) -> None:
 
 
 def undecoded(dataset: Any) -> str:
-    """Return what is said where the pixels cannot be decoded."""
+    """Return the error about pixels that cannot be decoded."""
     syntax = dataset.file_meta.TransferSyntaxUID
     if not syntax.is_compressed:
         return "has pixels that cannot be decoded; export it again or remove it"
@@ -212,7 +212,7 @@ def _window(dataset: Any, asked: tuple[float, float] | None, low: float, high: f
 
 
 def _first(value: Any) -> float | None:
-    """Return a number, or the first of several; None where there is none."""
+    """Return a number, or the first of several; None for no number."""
     if value is None or value == "":
         return None
     several = not isinstance(value, str) and hasattr(value, "__len__")
@@ -226,7 +226,7 @@ _MILLIMETRES = {"meter": 1000.0, "micron": 0.001}
 
 
 def is_nifti(content: bytes) -> bool:
-    """Return whether a file begins as a NIfTI volume does, or is compressed as only these are."""
+    """Return whether a file begins as a NIfTI volume does, or is compressed by gzip, as only these are."""
     return content[:2] == _GZIP or content[344:348] == b"n+1\0" or content[4:8] == _SECOND
 
 
@@ -243,7 +243,7 @@ def read_nifti(
         import nibabel
     except ImportError as error:
         raise MissingExtra('NIfTI volumes need nibabel; run: pip install "moretta[images]"') from error
-    with refused(where, "is no NIfTI volume that can be read; export it again or remove it"):
+    with refused(where, "is not a readable NIfTI volume; export it again or remove it"):
         data = b"".join(inflated(content, _GZIPPED, where)) if content[:2] == _GZIP else content
         image = (nibabel.Nifti2Image if data[4:8] == _SECOND else nibabel.Nifti1Image).from_bytes(data)
         _refuse_volume(image, where)
@@ -252,7 +252,7 @@ def read_nifti(
 
 
 def _refuse_volume(image: Any, where: str) -> None:
-    """Raise ParameterError for a file of which no plane can be made."""
+    """Raise ParameterError for a file that has no usable plane."""
     wrong = ""
     if (volumes := math.prod(image.shape[3:])) != 1:
         wrong = f"holds {volumes} volumes; export the one that is to be a sample as a file of its own"
@@ -267,7 +267,7 @@ def _refuse_volume(image: Any, where: str) -> None:
 def _plane(
     image: Any, turn: NDArray[np.float64], where: str, window: tuple[float, float] | None, plane: str | None
 ) -> tuple[NDArray[np.float32], tuple[float, float] | None]:
-    """Return a plane's pixels and spacing. turn: of each axis, along which of the patient's it is, and whether up."""
+    """Return a plane's pixels and spacing. turn: for each axis the patient's axis along it, and whether upwards."""
     shape = (*image.shape, 1, 1)[:3]
     single = [axis for axis in range(3) if shape[axis] == 1]
     if plane is None and len(single) != 1:
@@ -278,7 +278,7 @@ def _plane(
     across = single[0] if len(single) == 1 else turn[:, 0].tolist().index(PLANES.index(plane or ""))
     actual = PLANES[int(turn[across, 0])]
     if plane not in (None, actual):
-        raise ParameterError(f"{where} is one {actual} slice, and plane is {plane}; take it out, or export it anew")
+        raise ParameterError(f"{where} is one {actual} slice, and plane is {plane}; leave it out, or export it again")
     columns, rows = sorted({0, 1, 2} - {across}, key=lambda axis: turn[axis, 0])
     if shape[rows] * shape[columns] > MOST_PIXELS:
         raise ParameterError(f"{where} has more than {MOST_PIXELS:,} pixels; export it smaller")
@@ -297,7 +297,7 @@ def _shown(
     image: Any, values: NDArray[np.float64], window: tuple[float, float] | None, where: str
 ) -> NDArray[np.float32]:
     if not np.isfinite(values).all():
-        raise ParameterError(f"{where} has values that are not finite; save it with numbers in their place")
+        raise ParameterError(f"{where} has values that are not finite; save it with numbers instead")
     kind, low, high = image.get_data_dtype(), float(image.header["cal_min"]), float(image.header["cal_max"])
     if window is None and not low < high:
         if kind.itemsize > 1:

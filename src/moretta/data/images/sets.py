@@ -42,7 +42,7 @@ _KAGGLE = np.array([0, 1, 2, 3, 5, 6, 4])  # hmnist_28_28_RGB.csv counts nv 4, v
 class Images:
     """Pixels uint8[n, channels, height, width] and labels int64[n].
 
-    The test part is None if the publisher made no split. Then rows of equal `group` [n] show the same lesion, and
+    Without a split by the publisher the test part is `None`. Then rows of equal `group` [n] show the same lesion, and
     `domain` [n] is the domain of each row.
     """
 
@@ -69,7 +69,7 @@ def load_images(source: str, folder: Path | None) -> Images:
 
 
 def existing_folder(source: str, folder: Path | None, expected: str, where: str) -> Path:
-    """The folder of a set. Raises ParameterError, with what it should hold and where to get that, if there is none."""
+    """Return the folder of a set. Raises ParameterError, with its expected content and origin, if it does not exist."""
     if folder is None:
         raise ParameterError(f'source = "{source}" needs path, the folder with {expected}; get them at {where}')
     if not folder.is_dir():
@@ -155,7 +155,7 @@ def _residuals(path: Path) -> tuple[Pixels, Integers, Integers | None]:
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of an .npz file, never unpickled. Raises ParameterError if the file cannot be read so."""
+    """Return the arrays of an .npz file, never unpickled. Raises ParameterError if the file cannot be read so."""
     try:
         with within_memory(f"{path}"):
             check_npz(path)
@@ -181,11 +181,11 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def check_npz(path: Path) -> None:
-    """Raise ParameterError where an .npz file takes more memory than is free, before anything of it is allocated.
+    """Raise ParameterError where an .npz file takes more memory than is free, before any of it is allocated.
 
     Raises:
         ParameterError: The arrays are larger than the free memory, or one is declared larger than its member.
-        OSError, ValueError, zipfile.BadZipFile, zlib.error: The file is no .npz file.
+        OSError, ValueError, zipfile.BadZipFile, zlib.error: The file is not an .npz file.
     """
     if not zipfile.is_zipfile(path):
         return  # refused by numpy
@@ -290,12 +290,11 @@ _WHERE = "https://www.hemanthdv.org/officeHomeDataset.html"
 
 
 def load_office_home(folder: Path | None, size: int = OFFICE_HOME_SIZE) -> Images:
-    """Every image as pixels uint8[n, 3, size, size], squeezed to a square, with its category and its domain.
+    """Return all images as pixels uint8[n, 3, size, size], squeezed to a square, with categories and domains.
 
-    Classes are the category names in sorted order, hidden folders left out. Files of other endings than .jpg, .jpeg
-    and .png are not read.
-    Raises ParameterError for a folder that is missing or lacks a domain, for one without images and, by its name, for
-    an image that cannot be read; MissingExtra without Pillow.
+    Classes are the category names in sorted order, without hidden folders. Only .jpg, .jpeg and .png files are read.
+    Raises ParameterError for a folder that is missing, lacks a domain or has no images, and for an unreadable image,
+    by its name. Raises MissingExtra without Pillow.
     """
     folder = existing_folder("office-home", folder, _EXPECTED, _WHERE)
     places = _places(folder if not (folder / _ARCHIVE).is_dir() else folder / _ARCHIVE)
@@ -350,5 +349,5 @@ def _pixels(library: ModuleType, path: Path, size: int) -> Pixels:
             small = image.convert("RGB").resize((size, size), library.Resampling.BILINEAR)
     # SyntaxError is what Pillow says of a broken PNG
     except (OSError, ValueError, SyntaxError, library.DecompressionBombError) as error:
-        raise ParameterError(f"{path} is no image that can be read ({error}); get it again or remove it") from error
+        raise ParameterError(f"{path} is not a readable image ({error}); get it again or remove it") from error
     return np.asarray(small, np.uint8).transpose(2, 0, 1)

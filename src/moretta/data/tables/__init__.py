@@ -1,1 +1,1 @@
-"""Tables: what a column means (the schema), how files are read, and how columns become a model's inputs."""
+"""Tables: schemas of their columns, readers of their files, and their form as a model's inputs."""

@@ -1,7 +1,7 @@
-"""The table of doubts: what is seen in a column without a schema, and what it may be.
+"""The table of doubts: evidence in a column without a schema, and what the column may be.
 
-A doubt looks at the set of a column's cells, never at their order. What it asks of all cells holds for any part of
-them, and what it finds in some cells, as 999, it finds wherever these are. So a file that is asked about is asked about
+A doubt looks at the set of a column's cells, never at their order. A condition on all cells holds for any part of them,
+and a finding in some cells, such as 999, does not depend on their place. So a file that raises a doubt also raises it
 when it is shuffled, sorted or halved. No cell is ever quoted.
 """
 
@@ -39,12 +39,12 @@ Encoding = Literal["one-hot", "yes-no", "ordinal"]
 Missing = Literal["error", "mean", "median", "indicator"]
 
 MOST_CATEGORIES = 30  # and in more than a tenth of the rows: probably names or free text
-MOST_NUMBERS = 10  # that are classes of a target: more are probably amounts
+MOST_NUMBERS = 10  # as classes of a target: more are probably amounts
 MOST_ODD = 5  # words among numbers that are listed as standing for no value
-LEAST_SHOWN = 5  # rows with each of the words that may be ids
+LEAST_SHOWN = 5  # rows with each word that may be an id
 LINE = 100  # characters of a list in schema.toml
 MOST_ORDERS = 10**9  # of classes along a column: numbers part them by chance less than once in so many
-RARE = 0.02  # of the rows: less is no class that anybody expects among three or more
+RARE = 0.02  # of the rows: fewer make no plausible class among three or more
 _BLANKS: Mapping[Missing, Blanks] = {"error": "refuse", "mean": "mean", "median": "mean", "indicator": "indicator"}
 _PLACEHOLDERS = frozenset(
     {"unknown", "n/a", "none", "missing", "unk", "-", "--", ".", "null", "tbd", "nil", "undefined"}
@@ -53,10 +53,10 @@ _PLACEHOLDERS = frozenset(
 
 @dataclass(frozen=True)
 class Hints:
-    """What is known without a schema.
+    """The user's hints where there is no schema.
 
-    target: its name, None for the last column. id_column: its name, if any. header: whether the first line is known to
-    have the names of columns. known: whether all columns are known to be what they look like.
+    target: its name, None for the last column. id_column: its name, if any. header: whether the first line surely has
+    the names of columns. known: whether all columns surely are what they look like.
     """
 
     target: str | None = None
@@ -71,10 +71,10 @@ class Hints:
 
 @dataclass(frozen=True)
 class Reading:
-    """One thing that a column may be.
+    """One reading of a column.
 
-    column: how schema.toml says so; None where it cannot, and `what` has the remedy. key: of a run file without a
-    schema, which says so too.
+    column: its form in schema.toml; None where that has no form for it, and `what` has the remedy. key: a key of a run
+    file that means the same without a schema.
     """
 
     what: str
@@ -82,7 +82,7 @@ class Reading:
     key: str = ""
 
     def __str__(self) -> str:
-        """Return it with the lines of schema.toml, but for words: those are cells."""
+        """Return it with the lines of schema.toml, except words, which are cells."""
         if self.column is None:
             return self.what
         plain = plain_form(self.column)
@@ -94,7 +94,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Doubt:
-    """A question about a column. evidence: what was seen, as shares and counts. readings: what the column may be."""
+    """A question about a column. evidence: as shares and counts. readings: what the column may be."""
 
     evidence: str
     readings: tuple[Reading, ...] = ()
@@ -114,7 +114,7 @@ class Cells:
 
     @cached_property
     def there(self) -> NDArray[np.bool_]:
-        """Which rows have a value, bool[rows]."""
+        """The rows that have a value, bool[rows]."""
         return ~absent_in(self.column)
 
     @cached_property
@@ -131,19 +131,19 @@ class Cells:
 
     @property
     def absent(self) -> int:
-        """How many rows have none."""
+        """How many rows lack a value."""
         return len(self.column) - self.rows
 
     @cached_property
     def numbers(self) -> NDArray[np.float64] | None:
-        """All cells as numbers, NaN where absent; None if any is something else."""
+        """All cells as numbers, NaN where absent; None if some cell is not a number."""
         if self.column.dtype.kind == "M":
             return None
         return self.column if self.column.dtype.kind == "f" else as_numbers(self.column, self.form.decimal)
 
     @cached_property
     def dates(self) -> tuple[str, ...] | None:
-        """The forms of date that all cells have, none that is known perhaps; None where they are no dates."""
+        """The known forms of date that all cells have, perhaps empty; None where they are not dates."""
         if self.column.dtype.kind == "M":
             return ("%Y-%m-%d",)
         if self.numbers is not None:
@@ -152,24 +152,24 @@ class Cells:
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """How many rows have each word, as it is written."""
+        """The number of rows with each word, as written."""
         there = self.column[self.there]
         distinct, counts = np.unique(there.astype(str) if there.dtype.kind == "O" else there, return_counts=True)
         return dict(zip(map(str, words_of(distinct)), counts.tolist(), strict=True))
 
     @property
     def words(self) -> list[str]:
-        """The words that differ, as they are written, sorted."""
+        """The different words, as written, sorted."""
         return list(self.counts)
 
     @cached_property
     def values(self) -> NDArray[np.float64]:
-        """The numbers that differ, sorted."""
+        """The different numbers, sorted."""
         return np.empty(0) if self.numbers is None else np.unique(self.numbers[self.there])
 
     @property
     def differing(self) -> int:
-        """How many values differ."""
+        """The number of different values."""
         return len(self.words) if self.numbers is None else len(self.values)
 
     @property
@@ -184,13 +184,13 @@ class Cells:
         return (count > MOST_CATEGORIES and count > self.rows / 10) or (count > FEW_ROWS and count >= self.rows / 3)
 
     def within(self, words: Iterable[str] | None = None) -> str:
-        """Return in how many rows these words are; in all: None."""
+        """Return the phrase for the number of rows with these words; None means all rows with a value."""
         count = self.rows if words is None else sum(self.counts[word] for word in words)
         return f"in {count} of {self.rows} rows"
 
     @property
     def filled(self) -> Blanks:
-        """What becomes of values that turn out to be absent."""
+        """The treatment of values that turn out to be absent."""
         return "indicator" if self.hints.missing == "indicator" else "mean"
 
     @property
@@ -199,7 +199,7 @@ class Cells:
         return Number(blanks=_BLANKS[self.hints.missing] if self.absent else "refuse")
 
     def worded(self, what: str) -> tuple[Reading, ...]:
-        """Return how the column may be read as words. what: they are."""
+        """Return how the column may be read as words. what: the kind of words."""
         few = self.words and not self.many
         return (Reading(what, self.categories(tuple(self.words))),) if few else (LEFT_OUT, LISTED)
 
@@ -210,7 +210,7 @@ class Cells:
 
     @property
     def target(self) -> Target:
-        """The column as a target with its classes; where they are too many they are cells, and not listed."""
+        """The column as a target with its classes; too many of them are cells, and not listed."""
         if self.hints.task == "regression" or (self.many and self.hints.task is None):
             return Target()
         words = self.words
@@ -221,7 +221,7 @@ class Cells:
 
 
 def is_amount(cells: Cells) -> bool:
-    """Whether a target's numbers are amounts, as they have fractions or are written with such."""
+    """Return whether a target's numbers are amounts: they have fractions, or are written with them."""
     if cells.numbers is None or cells.hints.task == "classification":
         return False
     written = cells.column.dtype.kind != "f" and any(mark in word for word in cells.words for mark in ".,eE")
@@ -239,7 +239,7 @@ AMOUNTS = Reading("amounts", Target(), 'task = "regression"')
 def of_feature(cells: Cells) -> Iterator[Doubt]:
     """Ask about a column that is trained on."""
     if not cells.rows:
-        yield Doubt("has no value at all", (LEFT_OUT, Reading("fill it in")))
+        yield Doubt("has no values", (LEFT_OUT, Reading("fill it in")))
     if cells.numbers is None and cells.differing > FEW_ROWS and is_name_of_people(cells.name):
         seen = f"looks like names of people, as its name says, and {cells.differing} differ {cells.within()}"
         yield Doubt(seen, (LEFT_OUT, LISTED))
@@ -248,8 +248,8 @@ def of_feature(cells: Cells) -> Iterator[Doubt]:
     if (forms := cells.dates) is not None:
         blanks = cells.filled if cells.absent else "refuse"
         days = [Reading("train on the day", Date(format=form, blanks=blanks)) for form in forms]
-        rewrite = Reading('write them in one way, and say kind = "date" with its format, as of strptime')
-        seen = f"holds dates {cells.within()}" if forms else "holds dates of no one form that is known here"
+        rewrite = Reading('write them in one form, and set kind = "date" with its format, as in strptime')
+        seen = f"holds dates {cells.within()}" if forms else "holds dates in no single known form"
         yield Doubt(seen, (*days, LEFT_OUT) if forms else (LEFT_OUT, rewrite))
     each, named = cells.differing == cells.rows, is_name_of_ids(cells.name, cells.differing, cells.rows)
     if cells.whole and (named or (each and cells.rows >= FEW_ROWS)) and not are_years(cells.name, cells.values):
@@ -277,7 +277,7 @@ def _of_marks(cells: Cells) -> Iterator[Doubt]:
         mark, number = number.thousands, number.model_copy(update={"blanks": cells.number.blanks})
         others = cells.worded("words")
         if mark in (decimal, ","):
-            others = (Reading('fractions, for which say decimal = ","'),)
+            others = (Reading('fractions, for which set decimal = ","'),)
         if mark == decimal:
             others = (Reading("fractions", cells.number),)
         odd = [word for word in cells.words if (number.unit or mark or "") in word]
@@ -330,12 +330,12 @@ def _of_no_values(cells: Cells) -> Iterator[Doubt]:
     if codes or lone_zero(cells.values, zeros, cells.rows):
         count = int(np.isin(cells.numbers, codes or [0.0]).sum())
         none = cells.number.model_copy(update={"absent": tuple(codes or [0.0]), "blanks": cells.filled})
-        seen = f"has numbers in {count} of {cells.rows} rows that lie apart from all others, as those for no value do"
+        seen = f"has numbers in {count} of {cells.rows} rows far from all others, such as codes for absent values"
         yield Doubt(seen, (Reading("no value", none), Reading("numbers", cells.number)))
 
 
 def of_leak(cells: Cells, outcome: Cells) -> str | None:
-    """Return what gives the target away: values of one class each, or numbers that a threshold parts by class."""
+    """Return how a column reveals the target: values of one class each, or numbers that thresholds part by class."""
     if not 1 < outcome.differing <= MOST_NUMBERS:
         return None
     few, rows = cells.differing <= MOST_NUMBERS, outcome.there
@@ -356,7 +356,7 @@ def of_leak(cells: Cells, outcome: Cells) -> str | None:
 
 
 def of_target(cells: Cells) -> Iterator[Doubt]:
-    """Ask about a target; where it lacks values too, say so first."""
+    """Ask about a target, and first about its absent values."""
     first = next(_of_outcome(cells), None)
     if not cells.absent:
         yield from [] if first is None else [first]
@@ -378,7 +378,7 @@ def _of_outcome(cells: Cells) -> Iterator[Doubt]:
         yield Doubt(f"holds dates {cells.within()}", (other, LIST_CLASSES))
     if cells.numbers is None and task == "regression":
         reason = not_numbers(np.array(cells.words, object), cells.form.decimal)
-        yield Doubt(f"holds words where a regression has numbers; {reason}")
+        yield Doubt(f"holds words where a regression needs numbers; {reason}")
     for doubt in (*_of_marks(cells), *_of_mixture(cells)):
         read = Reading("fractions", Target()) if cells.numbers is not None else other if cells.many else classes
         yield Doubt(doubt.evidence, (read, Reading("numbers, once they are written as such")))
@@ -424,7 +424,7 @@ def _of_many(cells: Cells) -> Iterator[Doubt]:
 
 
 def _place(word: str) -> tuple[float, str]:
-    """Return a key by which numbers are sorted as numbers, and words behind them as words."""
+    """Return a sorting key: numbers as numbers, then words as words."""
     try:
         return (float(word), "")
     except ValueError:
@@ -439,12 +439,12 @@ def absent_in(column: Column) -> NDArray[np.bool_]:
 
 
 def plain_form(column: ColumnKind) -> dict[str, Any]:
-    """Return a column as its keys in schema.toml, without those that say what holds anyway."""
+    """Return a column as its keys in schema.toml, without those at their default."""
     return {"kind": column.kind} | column.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
 def toml_lines(plain: Mapping[str, Any]) -> list[str]:
-    """Return keys as lines of TOML, of which lists and tables take one if they fit."""
+    """Return keys as lines of TOML, one line each if lists and tables fit."""
     lines = list[str]()
     for key, value in plain.items():
         line = tomli_w.dumps({key: value}).strip()

@@ -1,7 +1,7 @@
-"""What cells look like: ids, dates, codes, marks, spellings of one word, and numbers that stand for no value.
+"""Evidence in cells: ids, dates, codes, marks, spellings of one word, and numbers that stand for no value.
 
-Each function looks at the set of cells, never at their order, and returns what it found, of which
-`moretta.data.tables.inference` makes questions.
+Each function looks at the set of cells, never at their order. `moretta.data.tables.inference` makes questions of the
+evidence.
 """
 
 import re
@@ -17,9 +17,9 @@ from moretta.data.tables.files import DATE_LIKE, are_numbers
 from moretta.data.tables.rows import marked, without_unit
 from moretta.data.tables.schema import Mark, Number
 
-FEW_ROWS = 10  # below, nothing is told from cells that all differ
+FEW_ROWS = 10  # with fewer, cells that all differ are no evidence
 
-# Names of ids: those of rows, those that say it by themselves, and whose number it is, in some languages.
+# Names of ids: of rows, the words for ids, and words for a person's number, in some languages.
 _ROWS = re.compile(
     r"^(index|idx|unnamed [0-9 ]+|(index )?level [0-9]+|row ?(names?|nums?|numbers?|id|no|nr|index)|zeilennummer|序号)$"
 )
@@ -103,7 +103,7 @@ _BEFORE = re.compile(r"^[+-]?(?P<unit>[$£¥€₩₪₫₱₴₹₺₽฿]) ?[+
 
 
 def plain_name(name: str) -> str:
-    """Return a column's name in small letters without accents, its words apart.
+    """Return a column's name in small letters without accents, with a blank between words.
 
     >>> plain_name("PatientID"), plain_name("Unnamed: 0"), plain_name("Código_paciente")
     ('patient id', 'unnamed 0', 'codigo paciente')
@@ -119,29 +119,29 @@ def _without_accents(text: str) -> str:
 
 
 def is_name_of_ids(name: str, values: int, rows: int) -> bool:
-    """Whether a column's name says that it holds ids. values: how many differ in its rows: two are no patients."""
+    """Return whether a column's name means ids. values: how many differ in its rows: two are no patients."""
     plain = plain_name(name)
     known = any(names.search(plain) for names in (_ROWS, _ALONE, _OF_WHOM, _WHOM))
     return values > 2 and (known or (values == rows and _COUNTED.search(plain) is not None))
 
 
 def is_name_of_people(name: str) -> bool:
-    """Whether a column's name says that it holds names of people, or where they are reached."""
+    """Return whether a column's name means names of people, or their addresses."""
     return _PEOPLE.search(plain_name(name)) is not None
 
 
 def is_name_of_codes(name: str) -> bool:
-    """Whether a column's name says that its numbers are codes, of which none is more than another."""
+    """Return whether a column's name means that its numbers are codes without an order."""
     return _CODED.search(plain_name(name)) is not None
 
 
 def are_years(name: str, distinct: NDArray[np.float64]) -> bool:
-    """Whether whole numbers are years, as a name says."""
+    """Return whether whole numbers are years by the column's name."""
     return bool(len(distinct) and 1800 <= distinct[0] <= distinct[-1] <= 2200) and bool(_YEAR.search(plain_name(name)))
 
 
 def date_formats(texts: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the formats that all words fit, none of ours perhaps; None where they are no dates."""
+    """Return the known formats that all words fit, perhaps none; None where they are not dates."""
     plain = [_without_accents(text).lower() for text in texts]
     in_words = sum(_IN_WORDS.match(text) is not None for text in plain)
     in_digits = sum(DATE_LIKE.match(text) is not None or _OF_A_MONTH.match(text) is not None for text in texts)
@@ -153,7 +153,7 @@ def date_formats(texts: Sequence[str]) -> tuple[str, ...] | None:
 
 
 def fits(text: str, form: str) -> bool:
-    """Whether a text is a date of a form."""
+    """Return whether a text is a date of a form."""
     try:
         datetime.strptime(text, form)
     except ValueError:
@@ -162,19 +162,19 @@ def fits(text: str, form: str) -> bool:
 
 
 def are_days(distinct: NDArray[np.float64]) -> bool:
-    """Whether whole numbers are all days such as 20240131."""
+    """Return whether whole numbers are all days such as 20240131."""
     if len(distinct) < 3 or distinct[0] < 19000101 or distinct[-1] > 21001231:
         return False
     return all(number == int(number) and fits(str(int(number)), "%Y%m%d") for number in distinct)
 
 
 def with_leading_zero(words: Sequence[str]) -> list[str]:
-    """Return the words that are numbers and begin with a zero, as 0031."""
+    """Return the words that are numbers and begin with a zero, such as 0031."""
     return [word for word in words if _LEADING_ZERO.match(word)]
 
 
 def as_written(words: Sequence[str], decimal: str) -> Number | None:
-    """Return how words are to be read that are numbers but for marks between thousands or a unit beside them."""
+    """Return how to read words that are numbers except for marks between thousands or a unit beside them."""
     unit = _shared_unit(words)
     bare = [without_unit(word, unit) for word in words]
     if (mark := _mark_of(bare, decimal)) is not None:
@@ -183,7 +183,7 @@ def as_written(words: Sequence[str], decimal: str) -> Number | None:
 
 
 def _shared_unit(words: Sequence[str]) -> str:
-    """Return the one sign or word that stands behind or before numbers; nothing where there are several."""
+    """Return the one sign or word behind or before numbers; empty where there are several."""
     for place in (_BEHIND, _BEFORE):
         units = {match["unit"] for word in words if (match := place.match(word))}
         if len(units) == 1:
@@ -206,7 +206,7 @@ def _mark_of(words: Sequence[str], decimal: str) -> Mark | None:
 
 
 def _are_grouped(grouped: list[str], rest: list[str], mark: str) -> bool:
-    """Whether 1.234 is no fraction: it lies not among the rest, these come near a thousand, or most are round."""
+    """Return whether 1.234 is no fraction: it is outside the rest, these come near 1000, or most are round."""
     if not rest:
         return 2 * sum(word.endswith("0") for word in grouped) >= len(grouped)
     sizes = [size for word in rest if (size := abs(float(word)))] or [0.0]
@@ -216,7 +216,7 @@ def _are_grouped(grouped: list[str], rest: list[str], mark: str) -> bool:
 
 
 def spellings(words: Iterable[str], counts: Mapping[str, int]) -> dict[str, str]:
-    """Return which words are another spelling of one that more rows have, as yes, YES and Y."""
+    """Return which words are another spelling of a more frequent one, such as yes, YES and Y."""
     meanings, by_sound = dict[str, str](), dict[str, list[str]]()
     for word in words:
         by_sound.setdefault(_sound(word), []).append(word)
@@ -230,15 +230,15 @@ def spellings(words: Iterable[str], counts: Mapping[str, int]) -> dict[str, str]
 
 
 def _sound(word: str) -> str:
-    """Return what spellings of a word have alike: neither capitals and accents nor what joins its parts."""
+    """Return the common part of a word's spellings: no capitals, no accents, and nothing between its parts."""
     plain = _without_accents(word).casefold()
     return re.sub(r"(?<=[^\W\d_])[\s_.\-]+(?=[^\W\d_])|(?<=\w)\.$", "", plain)
 
 
 def stand_for_none(distinct: NDArray[np.float64]) -> list[float]:
-    """Return the numbers that surveys write where a value is absent, as -9 and 999, if they lie apart from the rest.
+    """Return the numbers that surveys write for absent values, such as -9 and 999, if they are far from the rest.
 
-    What lies apart of all numbers lies apart of fewer, whose spread is no larger.
+    A number far from all others is far from any part of them, whose spread is no larger.
     """
     codes, rest = distinct[np.isin(distinct, _CODES)], distinct[~np.isin(distinct, _CODES)]
     if len(rest) < 2:
@@ -257,9 +257,9 @@ def stand_for_none(distinct: NDArray[np.float64]) -> list[float]:
 
 
 def lone_zero(distinct: NDArray[np.float64], zeros: int, rows: int) -> bool:
-    """Whether zero lies apart from all other numbers, which are many and larger: perhaps where none was measured.
+    """Return whether zero is far from all other numbers, which are many and larger, and may mean "not measured".
 
-    In most rows it is rather an amount of nothing. What is counted goes on from 1, and has small steps there.
+    A zero in most rows is rather an amount of nothing. Counts go on from 1, with small steps there.
     """
     rest = distinct[distinct != 0]
     if not 0 < 2 * zeros <= rows or len(rest) < FEW_ROWS or rest[0] < 0:
@@ -274,7 +274,7 @@ _KINDS_OF_WORDS = (
 
 
 def is_cell(name: str, words: Sequence[str]) -> bool:
-    """Whether a column's name looks like one of its cells, all of them words."""
+    """Return whether a column's name looks like one of its cells, all of them words."""
     if name in words:
         return True
     plain, others = name.casefold(), {word.casefold() for word in words}

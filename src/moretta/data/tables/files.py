@@ -6,9 +6,9 @@ words     str[rows], empty where absent
 
 **Formulas.** A class or an id may be called ``=HYPERLINK(...)``, and a spreadsheet computes such a cell of a CSV file.
 `written` puts a single quote before it and double quotes around it, as OWASP's page "CSV Injection" advises, so a
-spreadsheet shows it as text. Where a decimal comma is usual it takes semicolons for separators, and heeds no quotes
-then but those behind one. So what begins as a formula behind a separator, a quote or a line end within a cell gets a
-single quote too. Numbers stay as they are.
+spreadsheet shows it as text. Where a decimal comma is usual, a spreadsheet separates cells by semicolons, and heeds
+only quotes behind one. So a formula behind a separator, a quote or a line end within a cell gets a single quote too.
+Numbers stay as they are.
 
     >>> escaped("=1+1"), escaped("-0.5"), escaped("'=1+1"), unescaped(escaped("=1+1"))
     ("'=1+1", '-0.5', "''=1+1", '=1+1')
@@ -41,11 +41,11 @@ ABSENT = ("", "NA", "NaN", "nan", "?")
 ENDINGS = (".csv", ".csv.gz", ".parquet", ".arrow", ".feather")
 LINES_TRIED = 20
 UNNAMED = "Unnamed: 0"  # what pandas calls a first column of row numbers that has no name
-CELL_BYTES = 72  # of a word in memory: Python's object and what names it
+CELL_BYTES = 72  # of a word in memory: Python's object and its reference
 NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
 _NUMBER = f"^{NUMBER}$"
 DATE_LIKE = re.compile(r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([ T]\d{1,2}:\d{2}.*)?$")
-# Where a cell may begin, our quotes, and behind them what begins a formula, of East Asian width too.
+# The possible begin of a cell, our quotes, and then the begin of a formula, also of East Asian width.
 _FORMULA = re.compile(r"((?:^|[;\t|\"\r\n])[ \ufeff]*)('*)(?=[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20])")
 
 _BLANKS = re.compile(r'("[^"]*")|[ \t]+')
@@ -59,11 +59,13 @@ Columns = Mapping[str, Column]
 
 @dataclass(frozen=True)
 class Format:
-    """How a CSV file is written; of the other kinds of file only `absent` is left open.
+    """The form of a CSV file; other kinds of file use only `absent`.
 
-    separator: None finds out whether it is ',', ';' or a tab; ' ' is any number of blanks. decimal: what stands before
-    a number's fraction. encoding: of the text, such as "latin-1". absent: cells that hold no value, in capitals or not,
-    beside `ABSENT`.
+    Args:
+        separator: None detects ',', ';' or a tab; ' ' is any number of blanks.
+        decimal: the sign before a number's fraction.
+        encoding: of the text, such as "latin-1".
+        absent: cells that hold no value, in capitals or not, besides `ABSENT`.
     """
 
     separator: Separator | None = None
@@ -79,17 +81,17 @@ class Format:
 
 
 def is_table(source: str) -> bool:
-    """Whether a source names a file that `read_columns` reads, by its ending."""
+    """Return whether a source names a file that `read_columns` reads, by its ending."""
     return source.endswith(ENDINGS)
 
 
 def read_columns(path: Path, form: Format | None = None, leave_out: Collection[str] = ()) -> dict[str, Column]:
-    """Return a file's columns by name, in the file's order; numbers of a CSV file are words still (`as_numbers`).
+    """Return a file's columns by name, in the file's order; numbers of a CSV file are still words (`as_numbers`).
 
-    leave_out: columns whose cells are not looked at, whatever they hold; they come back as empty words.
+    leave_out: columns whose cells are not read; they come back as empty words.
 
-    Raises `moretta.errors.ParameterError`, naming the file and the line or the column, for what cannot be read so, and
-    `moretta.errors.MissingExtra` without pyarrow.
+    Raises `moretta.errors.ParameterError`, naming the file and the line or the column, for a file that cannot be read,
+    and `moretta.errors.MissingExtra` without pyarrow.
     """
     with within_memory(f"{path}"):
         return _columns(path, form or Format(), leave_out)
@@ -98,8 +100,8 @@ def read_columns(path: Path, form: Format | None = None, leave_out: Collection[s
 def _columns(path: Path, form: Format, leave_out: Collection[str]) -> dict[str, Column]:
     if not is_table(path.name):
         raise ParameterError(
-            f"{path.name}: expected a table, a file that ends in {', '.join(ENDINGS)}; save it as CSV, or where its "
-            "lines are cells that commas, blanks or the like keep apart, give its name the ending .csv"
+            f"{path.name}: expected a table, a file that ends in {', '.join(ENDINGS)}; save it as CSV, or rename it to "
+            ".csv if commas, blanks or the like separate its cells"
         )
     content, is_csv = read_bytes(path), path.name.endswith((".csv", ".csv.gz"))
     table = _csv(content, path, form, leave_out) if is_csv else _arrow(content, path)
@@ -122,10 +124,10 @@ def _columns(path: Path, form: Format, leave_out: Collection[str]) -> dict[str, 
 
 
 def as_columns(frame: Any, where: str, leave_out: Collection[str] = ()) -> dict[str, Column]:
-    """Return a frame's columns, or those of a mapping, by name, as those of a file. where: begins an error's sentence.
+    """Return the columns of a frame or a mapping, by name, in the form of a file's. where: begins an error's sentence.
 
-    frame: what pandas or polars have, with `columns` and columns by name. leave_out: columns that are not looked at.
-    Raises `moretta.errors.ParameterError` for columns of different length, or of what is no number, word or date.
+    frame: of pandas or polars, with `columns` and columns by name. leave_out: columns that are not read.
+    Raises `moretta.errors.ParameterError` for columns of unequal length, or of other values than numbers, words, dates.
     """
     names = list(frame if isinstance(frame, Mapping) else frame.columns)
     check_names([str(name) for name in names], where)
@@ -157,7 +159,7 @@ def _of_frame(column: Any, where: str) -> Column:
 
 
 def _is_absent(cell: Any) -> bool:
-    """Whether a cell of a frame is None, NaN or pandas' NA, which is neither equal to itself nor different."""
+    """Return whether a cell of a frame is `None`, NaN or pandas' NA, which is neither equal to itself nor different."""
     try:
         return cell is None or bool(cell != cell)
     except TypeError:
@@ -180,7 +182,7 @@ def read_bytes(path: Path) -> bytes:
         ) from None
     except PermissionError:
         raise ParameterError(
-            f"{path} may not be read by you; ask its owner for permission, or copy it to a file of your own"
+            f"you have no permission to read {path}; ask its owner for it, or read a copy of your own"
         ) from None
     except (OSError, EOFError, zlib.error) as error:
         raise ParameterError(f"{path} cannot be read: {error}; get the file again") from error
@@ -199,7 +201,7 @@ def _unpacked(stream: BinaryIO, path: Path) -> bytes:
 
 
 def as_numbers(words: Column, decimal: str = ".") -> NDArray[np.float64] | None:
-    """Return words as numbers, NaN where empty; None if any is something else ("1_000" and "inf" are, to us)."""
+    """Return words as numbers, NaN where empty; None if some word is not a number, such as "1_000" and "inf"."""
     compute, arrow = _pyarrow("compute"), _pyarrow()
     cells = arrow.array(words, arrow.string())
     if decimal != ".":
@@ -223,14 +225,14 @@ def are_numbers(words: Column, decimal: str = ".") -> NDArray[np.bool_]:
 
 
 def check_names(names: list[str], file: str) -> None:
-    """Raise `moretta.errors.ParameterError` for a header with a name twice, or without one, or that is a row.
+    """Raise `moretta.errors.ParameterError` for a header that is a row, or has a repeated or an empty name.
 
     A name is never quoted, as it may be a cell.
     """
     if any(re.match(_NUMBER, name) or DATE_LIKE.match(name) for name in names):
         raise ParameterError(
-            f"{file}: the first line holds numbers where names of columns are expected; is there a header line? Add "
-            f"one, with {len(names)} names, or give columns names that are no numbers"
+            f"{file}: the first line holds numbers, expected names of columns; is there a header line? Add one, with "
+            f"{len(names)} names, or give columns names that are not numbers"
         )
     first = {name: place for place, name in reversed(list(enumerate(names, 1)))}
     twice = [place for place, name in enumerate(names, 1) if name and first[name] < place]
@@ -315,34 +317,34 @@ def _decoded(content: bytes, name: str, encoding: str) -> str:
         text.encode()  # some codecs make halves of characters
         if "\0" in text and encoding != "utf-16":
             likely = "utf-16-be" if content.startswith(b"\0") else "utf-16-le"
-            raise ParameterError(f'{name} is not {encoding} text; say how it is written, as file-encoding = "{likely}"')
+            raise ParameterError(f'{name} is not {encoding} text; set its encoding, such as file-encoding = "{likely}"')
         return text
     except UnicodeDecodeError as error:
         likely = "cp1252" if _WINDOWS.search(content) and encoding != "cp1252" else "latin-1"
         raise ParameterError(
-            f"{name} is not {encoding} text (byte {error.start}); say how it is written, for example "
+            f"{name} is not {encoding} text (byte {error.start}); set its encoding, for example "
             f'file-encoding = "{likely}", or save it in UTF-8'
         ) from None
-    except (LookupError, ValueError):  # of a codec that is none of texts, or reads none in this file
+    except (LookupError, ValueError):  # an unknown codec, one that is not for texts, or one that fails on this file
         raise ParameterError(
-            f'{name}: no encoding of such text is called "{encoding:.40}"; expected for example "latin-1"'
+            f'{name}: file-encoding = "{encoding:.40}" reads no text in it; expected for example "latin-1"'
         ) from None
 
 
 def _header(text: str, name: str, separator_set: str | None) -> tuple[list[str], str]:
-    """Return the names of the first line, and what stands between them."""
+    """Return the names of the first line, and their separator."""
     lines = text.splitlines()[:LINES_TRIED]
     first = next(iter(lines), "")
     if not first:
         raise ParameterError(f"{name} has no rows; expected column names and at least one row")
     separator = separator_set or max(",;\t", key=lambda mark: len(next(csv.reader([first], delimiter=mark), [])))
     header = [cell.strip() for cell in next(csv.reader([first], delimiter=separator), [])]
-    if separator_set is None and len(header) == 1:  # of one column nothing is learnt
+    if separator_set is None and len(header) == 1:  # one column shows no separator
         for other in "| ":
             counts = {len(line.split(None if other == " " else other)) for line in lines}
             if len(counts) == 1 and counts != {1}:
                 raise ParameterError(
-                    f'{name}: the first line is one cell; is "{other}" between the cells, and is it a header line? Say '
+                    f'{name}: the first line is one cell; is "{other}" between the cells, and is it a header line? Set '
                     f'separator = "{other}" ([data] of a run file) or --separator "{other}"'
                 )
     if not header[0] and all(re.match(rf'"?[0-9]+"?{re.escape(separator)}', line) for line in lines[1:]):
@@ -400,19 +402,19 @@ def _column(chunks: Any, name: str, file: str, absent: frozenset[str]) -> Column
 
 
 def check_dense(value: object, where: str, name: str = "") -> None:
-    """Refuse what is no plain array and would be taken for one."""
+    """Refuse a sparse matrix or a masked array, which would pass for a plain array."""
     if is_sparse(value):
-        raise ParameterError(f"{where}: got a sparse matrix; give all its numbers, as {name}.toarray()")
+        raise ParameterError(f"{where}: got a sparse matrix; expected a dense array: give {name}.toarray()")
     rows = value if isinstance(value, list | tuple) else ()
     if np.ma.isMaskedArray(value) or any(map(np.ma.isMaskedArray, rows)):  # plain, they have what the mask hides
         what = "masked arrays in a list" if rows else "a masked array"
-        remedy = "leave out the rows whose target is masked" if name == "y" else "say what stands for masked values"
+        remedy = "leave out the rows whose target is masked" if name == "y" else "fill in the masked values"
         example = "" if name == "y" or rows else f", as {name}.astype(float).filled(nan)"
         raise ParameterError(f"{where}: got {what}; {remedy}{example}")
 
 
 def is_sparse(value: object) -> bool:
-    """Whether this is a sparse matrix of SciPy."""
+    """Return whether this is a sparse matrix of SciPy."""
     return hasattr(value, "toarray")
 
 
@@ -423,18 +425,18 @@ def written(header: Sequence[str], columns: Sequence[Sequence[str] | Sequence[fl
 
 
 def escaped(cell: str) -> str:
-    """Return a cell that no spreadsheet computes; further quotes before a formula are kept apart from ours."""
+    """Return a cell that no spreadsheet computes; further quotes before a formula stay distinct from ours."""
     return cell if re.fullmatch(NUMBER, cell) else _FORMULA.sub(r"\1'\2", cell)
 
 
 def unescaped(cell: str) -> str:
-    """Return what `escaped` was given."""
+    """Undo `escaped`."""
     plain = _FORMULA.sub(lambda match: match[1] + match[2][1:], cell)
     return plain if escaped(plain) == cell else cell
 
 
 def is_predicted(names: Sequence[str]) -> bool:
-    """Return whether columns are named as those of `moretta.run.prediction` are, perhaps behind an id."""
+    """Return whether columns have the names of `moretta.run.prediction`'s, perhaps behind an id."""
     return _is_predicted(names) or _is_predicted(names[1:])
 
 

@@ -1,8 +1,8 @@
-"""What the columns of a table probably mean, where no schema says so.
+"""Guesses at the meaning of a table's columns, where there is no schema.
 
-`propose` makes the best guess at every column. Where it cannot be sure there is a doubt: what was seen, as shares and
-counts, and what the column may be, each with the lines of schema.toml that say so. `moretta schema init` writes both
-down for somebody to decide; `infer` takes the guesses for a run, and refuses doubts. No cell is ever quoted.
+`propose` makes the best guess at every column. An uncertain guess has a doubt: the evidence as shares and counts, and
+the possible readings with their lines of schema.toml. `moretta schema init` writes both into a file for a person to
+decide; `infer` takes the guesses for a run, and refuses doubts. No cell is ever quoted.
 """
 
 from collections.abc import Mapping
@@ -47,23 +47,23 @@ ID_KINDS = ("id", "group")
 YES_NO = ("no", "yes")
 HOW = "Answer in the schema that `moretta schema init FILE` proposes, and name it by [data] schema"
 MEDIAN = (
-    "lacks values, and a median is counted within a range, which a schema declares (moretta schema init FILE); give "
-    'one, or set missing = "mean"'
+    "lacks values, and a median needs a range, which a schema declares (moretta schema init FILE); give one, or set "
+    'missing = "mean"'
 )
 
 
 @dataclass(frozen=True)
 class Guess:
-    """What a column probably is. doubt: what is not sure; None where nothing is."""
+    """A guess at a column. doubt: the question about it; None for a sure guess."""
 
     column: ColumnKind
     doubt: Doubt | None = None
 
 
 def infer(columns: Columns, hints: Hints, where: str, form: Format) -> Schema:
-    """Return the schema of a file that has none. where: the file, which begins the sentence of an error.
+    """Infer the schema of a file. where: the file, which begins the sentence of an error.
 
-    Raises `moretta.errors.ParameterError`, with the question, for what cannot be known for sure.
+    Raises `moretta.errors.ParameterError`, with the question, for a guess that is not sure.
     """
     guesses = propose(columns, hints, where, form)
     target = hints.target or list(columns)[-1]
@@ -101,7 +101,7 @@ def propose(columns: Columns, hints: Hints, where: str, form: Format) -> dict[st
         if name is not None and name not in columns:
             raise ParameterError(f'{where} has no column "{name}" for {key}; {hint_of(name, columns)}')
     if target == hints.id_column:
-        which = "the last column, and so the target as none is named" if hints.target is None else "the target too"
+        which = "the last column, which is the target by default" if hints.target is None else "the target too"
         raise ParameterError(f'{where}: id-column "{target}" is {which}; name another column as target')
     if not [name for name in columns if name not in (target, hints.id_column, *hints.drop)]:
         raise ParameterError(
@@ -128,13 +128,13 @@ def _check_header(cells: Mapping[str, Cells], where: str) -> None:
     if alike > 1 or 2 * alike >= len(cells):
         raise ParameterError(
             f"{where}: is there a header line? In {alike} of {len(cells)} columns the first line looks like the cells "
-            "below it. If it is a row, add a line of names above it; if it has the names, say --header to moretta "
-            "schema init"
+            "below it. If it is a row, add a line of names above it; if it has the names, give moretta schema init "
+            "--header"
         )
 
 
 def _once(guesses: dict[str, Guess], hints: Hints) -> dict[str, Guess]:
-    """Return guesses with one id and one group at most, as a schema has them; ids by name come first."""
+    """Return guesses with at most one id and one group, as schemas demand; ids by name come first."""
     taken = {"id"} if hints.id_column is not None else set[str]()
     asked = {
         name: guess for name, guess in guesses.items() if guess.doubt is not None and guess.column.kind in ID_KINDS
@@ -151,10 +151,10 @@ def _once(guesses: dict[str, Guess], hints: Hints) -> dict[str, Guess]:
 
 
 def infer_labels(columns: Columns, hints: Hints, group_column: str | None, where: str, form: Format) -> Schema:
-    """Return the schema of a table that names files of images in its column "file", where it has none.
+    """Infer the schema of a table that names files of images in its column "file".
 
-    Columns that are not named are left out. Raises `moretta.errors.ParameterError`, with the remedy, for a column that
-    is not there, and for a target that cannot be known for sure.
+    Columns that are not named are left out. Raises `moretta.errors.ParameterError`, with the remedy, for a missing
+    column, and for a target that is not sure.
     """
     named = {"file": "file", "id-column": hints.id_column, "group-column": group_column}
     named["the target"] = hints.target or list(columns)[-1]
@@ -201,7 +201,7 @@ MOST = 6  # words that are listed
 
 
 def lines_of(schema: Schema) -> list[str]:
-    """Return a line for each kind of column: which they are, their categories, what is left out, and the target."""
+    """Return a line for each kind of column: names, categories, columns that are left out, and the target."""
     by_kind: dict[str, list[str]] = {}
     for name, column in schema.columns.items():
         match column:

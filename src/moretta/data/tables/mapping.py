@@ -1,8 +1,8 @@
-"""What a site does to the columns of its own tables before a schema reads them: [mapping] of silo.toml.
+"""The changes that a site makes to its own tables before a schema reads them: [mapping] of silo.toml.
 
-A recoded column holds the words on either side of its table and no others: one that was forgotten is refused here,
-where the schema might take it for a blank. `[data] absent` lists what stands for no value, numbers too, in the file's
-own unit. All of it stays at the site: a server sees rows as if the file had been so.
+A recoded column may hold only the words on either side of its table. A forgotten word is refused here, because the
+schema might take it for a blank. `[data] absent` lists the words and numbers that stand for no value, in the file's own
+unit. The mapping stays at the site: a server sees the same as if the file had been written so.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from moretta.errors import ParameterError
 
 
 class Conversion(Section):
-    """How numbers come into the schema's unit: number * factor + offset, also behind < and >.
+    """Convert numbers into the schema's unit: number * factor + offset, also behind < and >.
 
-    factor: by which a number is multiplied first. offset: what is added then.
-    unit: what a cell of the file may begin or end with, as 88 umol/l does with "umol/l".
-    thousands: the mark between thousands in the file, as in 1,234.
+    Args:
+        factor: multiplies a number first.
+        offset: is added to the product.
+        unit: a text that cells of the file may begin or end with, such as "umol/l" in 88 umol/l.
+        thousands: the mark between thousands in the file, as in 1,234.
     """
 
     factor: Positive = 1.0
@@ -38,12 +40,16 @@ class Conversion(Section):
 
 
 class ColumnMapping(Section):
-    """What becomes of the columns of the site's tables, rows held back too, before the schema reads them.
+    """Change the columns of the site's tables, also of rows held back, before the schema reads them.
 
     Every key names columns as the file does.
-    drop: columns that are not read. rename: the schema's names of columns.
-    recode: of a column, each word and the schema's word for it; an empty one is no value, and a word on neither side is
-    refused. units: of a column of numbers, how they come into the schema's unit.
+
+    Args:
+        drop: columns that are not read.
+        rename: the schema's names of columns.
+        recode: for a column, each word and the schema's word for it. An empty word is no value; other words are
+            refused.
+        units: for a column of numbers, the conversion into the schema's unit.
     """
 
     drop: tuple[Words, ...] = ()
@@ -54,10 +60,12 @@ class ColumnMapping(Section):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if dropped := [name for name in self.drop if name in {*self.rename, *self.recode, *self.units}]:
-            raise ParameterError(f"[mapping] drop: {dropped[0]!r} is also mapped; remove it there, or from drop")
+            raise ParameterError(
+                f"[mapping] drop: {dropped[0]!r} is also mapped; remove it from drop, or from the mapping"
+            )
         if both := [name for name in self.units if name in self.recode]:
             raise ParameterError(
-                f"[mapping] units: {both[0]!r} is recoded too; words are recoded and numbers have units, so remove one"
+                f"[mapping] units: {both[0]!r} is also recoded; recode words or convert numbers, and remove the other"
             )
         targets = list(self.rename.values())
         if twice := [name for name in targets if targets.count(name) > 1]:
@@ -67,14 +75,14 @@ class ColumnMapping(Section):
         return self
 
     def unread(self, dropped: Collection[str]) -> set[str]:
-        """Return the file's columns whose cells need not be looked at. dropped: those of the schema that are not."""
+        """Return the file's columns whose cells need not be read. dropped: the schema's dropped columns."""
         kept = {name for name in dropped if name not in self.rename}
         return {*self.drop, *kept, *(old for old, new in self.rename.items() if new in dropped)}
 
     def read(
         self, path: Path, form: Format | None, where: str, dropped: Collection[str] = ()
     ) -> tuple[dict[str, Column], MappingEffect]:
-        """Return a file's columns as the schema reads them, and what was done. dropped: those that it does not read.
+        """Return a file's columns as the schema reads them, and the effect. dropped: the schema's dropped columns.
 
         Raises as `applied` and `moretta.data.tables.files.read_columns`.
         """
@@ -83,10 +91,10 @@ class ColumnMapping(Section):
     def fitting(
         self, columns: Columns, where: str, form: Format | None
     ) -> tuple[dict[str, Column], Mapping[int, str], NDArray[np.intp]]:
-        """Return columns of rows to predict as `applied` does, those left out that do not fit and why, and the others.
+        """Apply the mapping to rows to predict; return the columns, the rows that do not fit and why, and the rest.
 
-        Rows have their numbers in the file, from 1. Columns that are mapped need not be there, such as a target.
-        Raises as `applied` where no row fits.
+        Rows have their numbers in the file, from 1. Mapped columns may be missing, such as a target. Raises as
+        `applied` where no row fits.
         """
         there = {
             key: {name: value for name, value in getattr(self, key).items() if name in columns}
@@ -105,11 +113,11 @@ class ColumnMapping(Section):
                     raise
 
     def applied(self, columns: Columns, where: str, form: Format | None) -> tuple[dict[str, Column], MappingEffect]:
-        """Return a file's columns as the schema reads them, and what was done, as counts.
+        """Return a file's columns as the schema reads them, and the effect as counts.
 
-        where: the file or site, which begins the sentence of an error. form: how a .csv file is written.
-        Raises `moretta.errors.ParameterError` for a column that is not there, a word that is not mapped, a unit of what
-        is no number, and two columns of one name; no cell is quoted.
+        where: the file or site, which begins the sentence of an error. form: of a .csv file.
+        Raises `moretta.errors.ParameterError`, without quoting a cell, for a missing column, a word that is not mapped,
+        a unit of cells that are not numbers, and two columns of one name.
         """
         for name in (*self.drop, *self.rename, *self.recode, *self.units):
             if name not in columns:
@@ -139,7 +147,7 @@ class ColumnMapping(Section):
 
 @dataclass(frozen=True)
 class MappingEffect:
-    """What a mapping did to a file. rows: of it. renamed, dropped: columns. recoded, converted: cells, by column."""
+    """The effect of a mapping on a file. rows: of the file. renamed, dropped: columns. recoded, converted: cells."""
 
     rows: int
     renamed: int
@@ -157,7 +165,7 @@ class MappingEffect:
 
 
 def _recoded(column: Column, table: Mapping[str, str], where: str, name: str) -> tuple[Column, int]:
-    """Return the words that stand for a column's, and in how many cells they are others."""
+    """Return a column's words after recoding, and the number of changed cells."""
     distinct, which = np.unique(words_of(column).astype(str), return_inverse=True)
     known = {"": "", **{word: word for word in table.values()}, **table}
     words = [str(word) for word in distinct]
@@ -173,7 +181,7 @@ def _recoded(column: Column, table: Mapping[str, str], where: str, name: str) ->
 
 
 def _converted(column: Column, conversion: Conversion, where: str, what: str, form: Format) -> tuple[Column, int]:
-    """Return a column in another unit, and how many numbers it has; words only where some have < or > before them."""
+    """Return a column in another unit, and its count of numbers; as words only where some have < or > before them."""
     factor, offset, decimal = conversion.factor, conversion.offset, form.decimal
     if column.dtype.kind == "M":
         raise ParameterError(f"{where}{what}dates; remove it there, as dates have no unit")
@@ -184,13 +192,15 @@ def _converted(column: Column, conversion: Conversion, where: str, what: str, fo
     words = np.array([str(cell)[len(before) :] for cell, before in zip(cells, signs, strict=True)], object)
     refuse(
         ~are_numbers(words, decimal) & (words != ""),
-        f"{what}something else than a number",
+        f"{what}something other than a number",
         "remove it there if the column is of words; else give unit or thousands there, as the cells have them, or list "
         "in [data] absent what stands for no value",
         where,
     )
     if (numbers := as_numbers(words, decimal)) is None:
-        raise ParameterError(f'{where}{what}numbers with a point, and [data] decimal = ","; write all of them alike')
+        raise ParameterError(
+            f'{where}{what}numbers with a point, and [data] decimal = ","; use one sign in the whole file'
+        )
     converted, count = numbers * factor + offset, int((words != "").sum())
     if not any(signs):
         return converted, count

@@ -1,11 +1,11 @@
-"""How rows are made ready for a model: absent inputs filled in, columns and targets brought to a common scale.
+"""Preparation of rows for a model: absent inputs filled in, columns and targets brought to a common scale.
 
-    ColumnRules    what is to be done with each column; agreed before any value is known
+    ColumnRules    the treatment of each column, agreed before any value is known
     Expansion      how categories and marks of absence become columns; follows from the schema
-    Preparation    what was fitted on all silos' training rows, and does it: at silos, the server, in predictions, alike
+    Preparation    statistics of all silos' training rows, applied alike at silos, at the server and in predictions
 
-A value that is absent is NaN until it is prepared. What is filled in comes from training rows, never from the rows at
-hand, so that a prediction does not depend on who else is in a file. Needs numpy alone.
+An absent value is NaN until it is prepared. The value that is filled in comes from training rows, never from the rows
+at hand, so that a prediction does not depend on the other rows of a file. Needs numpy alone.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ SMALLEST_DEVIATION = 1e-150  # below, prepared inputs would overflow
 
 @dataclass(frozen=True, eq=False)
 class ColumnRules:
-    """What is to be done with each input column, the last axis of a sample.
+    """The treatment of each input column, the last axis of a sample.
 
-    scaled: bool[columns], whether a column is brought to mean 0 and deviation 1. fills: int8[columns], what is filled
-    in where a value is absent, as an index into `Fill`; 0 where none may be absent. low, high: float64[columns], the
-    declared range of a column whose median is filled in; 0 elsewhere.
-    Raises `moretta.errors.ParameterError` for a median without a range.
+    Args:
+        scaled: bool[columns], whether a column is brought to mean 0 and deviation 1.
+        fills: int8[columns], the filling of absent values as an index into `Fill`; 0 where none may be absent.
+        low, high: float64[columns], the declared range of a column whose median is filled in; 0 elsewhere.
+
+    Raises:
+        moretta.errors.ParameterError: a median without a range.
     """
 
     scaled: NDArray[np.bool_]
@@ -43,8 +46,8 @@ class ColumnRules:
     def __post_init__(self) -> None:
         if not (self.low < self.high)[self.medians].all():
             raise ParameterError(
-                "a median is found by counting within a range; declare the column's range in the schema, for example "
-                "range = [0, 120], or fill in the mean"
+                "a median needs a range; declare the column's range in the schema, for example range = [0, 120], or "
+                "fill in the mean"
             )
 
     @classmethod
@@ -55,12 +58,12 @@ class ColumnRules:
 
     @property
     def columns(self) -> int:
-        """How many columns there are; 0 where nothing is done with any."""
+        """The number of columns; 0 where all stay as they are."""
         return len(self.scaled)
 
     @property
     def fitted(self) -> int:
-        """How many columns statistics are asked of: all, or 0 where nothing is scaled and nothing may be absent."""
+        """The number of columns that need statistics: all, or 0 where nothing is scaled and nothing may be absent."""
         return self.columns if self.scaled.any() or self.may_lack else 0
 
     @property
@@ -75,7 +78,7 @@ class ColumnRules:
 
     @property
     def median_ranges(self) -> MedianRanges:
-        """Of each column whose median is filled in its index and its range: what alone a histogram is asked of."""
+        """The index and range of each column whose median is filled in; only these need a histogram."""
         return tuple((int(j), float(self.low[j]), float(self.high[j])) for j in self.medians)
 
     def of(self, columns: Sequence[int]) -> ColumnRules:
@@ -86,9 +89,9 @@ class ColumnRules:
 
 @dataclass(frozen=True, eq=False)
 class Expansion:
-    """How coded rows (`moretta.data.tables.rows`) become inputs; nothing of it is fitted.
+    """How coded rows (`moretta.data.tables.rows`) become inputs, without any fitted value.
 
-    features: the names of the coded columns. names: of the inputs. source: int64[inputs], the coded column each is of.
+    features: the names of the coded columns. names: of the inputs. source: int64[inputs], each input's coded column.
     kinds: int8[inputs]: `PLAIN`, the value; `ONE_OF`, 1 where it is the code; `MARK`, 1 where it is absent. codes:
     float64[inputs].
     """
@@ -125,10 +128,10 @@ class Expansion:
 
 @dataclass(frozen=True, eq=False)
 class Preparation:
-    """What was fitted, and how it is applied: (x, or fill where x is absent, - mean) / deviation.
+    """The fitted statistics, applied as (x, or fill where x is absent, - mean) / deviation.
 
     fill, mean, deviation: float64[columns], or [1] for all columns alike. target_mean, target_deviation:
-    float64[outputs]: silos train on (y - target_mean) / target_deviation; empty where targets are left as they are.
+    float64[outputs]: silos train on (y - target_mean) / target_deviation; empty where targets stay as they are.
     """
 
     fill: NDArray[np.float64]
@@ -139,12 +142,12 @@ class Preparation:
 
     @classmethod
     def nothing(cls, columns: int = 1) -> Preparation:
-        """Return the preparation that changes nothing, of so many columns, or of all alike."""
+        """Return the preparation that changes nothing, of this number of columns, or of all alike."""
         return cls(np.zeros(columns), np.zeros(columns), np.ones(columns))
 
     @classmethod
     def loads(cls, figures: Mapping[str, Any]) -> Preparation:
-        """Return what ``inputs.json`` says of it: lists of numbers under the names of its `figures`."""
+        """Return the preparation in ``inputs.json``: lists of numbers under the names of its `figures`."""
         targets = {name: np.array(figures.get(name, ()), np.float64) for name in ("target_mean", "target_deviation")}
         return cls(*(np.array(figures[name], np.float64) for name in ("fill", "mean", "deviation")), **targets)
 
@@ -174,7 +177,7 @@ class Preparation:
         return ((filled - self.mean) / self.deviation).astype(dtype)
 
     def scaled(self, y: NDArray[Any]) -> NDArray[Any]:
-        """Return targets, as the loss wants them, as silos train on them, in their dtype."""
+        """Return targets, as the loss takes them, scaled for training, in their dtype."""
         if not self.scales_targets:
             return y
         return ((y.astype(np.float64) - self.target_mean) / self.target_deviation).astype(y.dtype)
@@ -191,13 +194,13 @@ class Preparation:
         if flat.size:
             which = f"target {flat[0]} (counted from 0)" if len(deviation) > 1 else "the target"
             raise ParameterError(
-                f"[data] standardise-targets: {which} is the same number in all rows of all silos, so that there is "
-                "nothing to learn; look at the rows, or remove it"
+                f"[data] standardise-targets: {which} is the same number in all rows of all silos, so there is nothing "
+                "to learn; check the rows, or remove standardise-targets"
             )
         return replace(self, target_mean=mean, target_deviation=deviation)
 
     def joined(self, columns: Sequence[int], part: Preparation) -> Preparation:
-        """Return this with the given columns' figures replaced by those of `part`, and its targets' if it has such."""
+        """Return this with these columns' figures replaced by those of `part`, and its targets' if it has them."""
         arrays = []
         for whole, own in zip(self._arrays, part._arrays, strict=True):
             mine = whole.copy()

@@ -1,7 +1,7 @@
 """A table's columns as rows of numbers, by its schema.
 
     coded     float32[rows, features]   a number, days, or a category's place in the schema; NaN where absent
-    expanded  float32[rows, inputs]     categories as columns of zeros and ones, marks of what is absent (`Expansion`)
+    expanded  float32[rows, inputs]     categories as columns of zeros and ones, marks of absent values (`Expansion`)
 
 Errors name the column, how many rows are wrong and the first line; they never quote a cell.
 """
@@ -42,10 +42,10 @@ CENSORED = re.compile(r"^[<>]=?\s*(?=[+-]?[0-9.])")
 
 @dataclass(frozen=True, eq=False)
 class TableRows:
-    """The rows of one file: coded inputs, the same expanded (x), or its images, targets, and whose they are.
+    """The rows of one file: coded inputs, the same expanded (x) or images, targets, ids and groups.
 
     y: int64[rows], a class's place in the schema, or float64[rows]; empty without targets. ids, groups: str[rows].
-    left_out: rows of the file that are not among these, from 1, and why.
+    left_out: rows of the file that are not among these, from 1, each with the reason.
     """
 
     coded: NDArray[np.float32]
@@ -93,7 +93,7 @@ def read_table(
     """
     written = Format(separator, decimal, encoding, (absent,) if isinstance(absent, str) else tuple(absent))
     if form is not None and written != Format():
-        raise ParameterError("read_table: form says how a file is written, and so do other keywords; give one of both")
+        raise ParameterError("read_table: form excludes separator, decimal, encoding and absent; give form or these")
     form = form or written
     if not isinstance(schema, Schema):
         raise ParameterError(
@@ -120,12 +120,17 @@ def encode(
     training: bool = True,
     leave_out: bool = False,
 ) -> TableRows:
-    """Return a file's rows by the schema. where: the file or site, which begins the sentence of an error.
+    """Return a file's rows by the schema.
 
-    labelled: whether targets are wanted. training: whether the file may hold no column that the schema does not name;
-    rows to predict may, and may lack the target. leave_out: whether rows with a cell that is not as the schema says are
-    left out, as long as others remain.
-    Raises `moretta.errors.ParameterError` for columns or cells that are not as the schema says.
+    Args:
+        where: the file or site, which begins the sentence of an error.
+        labelled: whether the file must have targets.
+        training: whether to refuse columns that the schema does not name; rows to predict may have them, and may lack
+            the target.
+        leave_out: whether to leave out rows with a cell that does not fit the schema, as long as others remain.
+
+    Raises:
+        moretta.errors.ParameterError: columns or cells do not fit the schema.
     """
     form = form or Format()
     _check_columns(columns, schema, where, labelled=labelled, training=training)
@@ -146,13 +151,13 @@ def encode(
         twice = len(ids) - len(np.unique(ids))
         raise ParameterError(
             f"{where}: column {schema.name_of('id')!r} has {twice} rows whose id another row has too; give "
-            'each row its own, or where rows are visits of the same patient, say kind = "group"'
+            'each row its own, or set kind = "group" where rows are visits of the same patient'
         )
     return TableRows(coded, expansion_of(schema).apply(coded), y, ids, groups)
 
 
 def _wrong(columns: Columns, schema: Schema, where: str, form: Format) -> dict[int, str]:
-    """Return which rows, from 1, have a cell that is not as the schema says, and why. Raises where all have."""
+    """Return the rows, from 1, with a cell that does not fit the schema, and why. Raises where all have one."""
     count, reasons = len(next(iter(columns.values()))), dict[int, str]()
     ids = [name for name in (schema.name_of("id"), schema.name_of("group")) if name is not None and name in columns]
     for name in (*schema.features, *ids):
@@ -166,7 +171,7 @@ def _wrong(columns: Columns, schema: Schema, where: str, form: Format) -> dict[i
                 break
             except WrongRows as error:
                 reasons |= {int(row) + 1: error.what for row in rows[error.wrong] if int(row) + 1 not in reasons}
-                if len(reasons) == count:  # and so it is the file that is written otherwise
+                if len(reasons) == count:  # so the form of the whole file differs
                     raise
                 rows = rows[~error.wrong]
     return dict(sorted(reasons.items()))
@@ -188,7 +193,7 @@ def expansion_of(schema: Schema) -> Expansion:
 
 
 def rules_of(schema: Schema) -> ColumnRules:
-    """Return what is filled in where a value is absent, by expanded column; none is scaled."""
+    """Return the filling of absent values, by expanded column; none is scaled."""
     expansion, features = expansion_of(schema), list(schema.features.values())
     count = len(expansion.names)
     fills, low, high = np.zeros(count, np.int8), np.zeros(count), np.zeros(count)
@@ -211,7 +216,7 @@ def words_of(column: Column) -> Column:
 
 
 class WrongRows(ParameterError):
-    """Some rows of a column are not as the schema says. wrong: bool[rows]. what: the column has in these."""
+    """Some rows of a column do not fit the schema. wrong: bool[rows]. what: the wrong content, in words."""
 
     def __init__(self, sentence: str, wrong: NDArray[np.bool_], what: str) -> None:
         super().__init__(sentence)
@@ -219,7 +224,7 @@ class WrongRows(ParameterError):
 
 
 def refuse(wrong: NDArray[np.bool_], what: str, remedy: str, where: str = "") -> None:
-    """Raise `moretta.errors.ParameterError` if any row is wrong. what: they have or are. where: begins the sentence."""
+    """Raise `moretta.errors.ParameterError` if a row is wrong. what: the wrong content. where: begins the sentence."""
     if wrong.any():
         rows = f"{int(wrong.sum())} of {len(wrong)} rows (the first is row {int(np.argmax(wrong)) + 1})"
         raise WrongRows(f"{where}{what} in {rows}; {remedy}", wrong, what)
@@ -245,9 +250,9 @@ class _Reader:
             self.refuse(
                 np.isnan(values),
                 "no value",
-                'fill them in, or say in the schema what they become, for example blanks = "mean"'
+                'fill them in, or set blanks in the schema, for example blanks = "mean"'
                 if not isinstance(feature, Category)
-                else 'fill them in, or say blanks = "category" in the schema',
+                else 'fill them in, or set blanks = "category" in the schema',
             )
         return values
 
@@ -261,7 +266,7 @@ class _Reader:
         return values.astype(np.int64) if target.classes else values
 
     def refuse(self, wrong: NDArray[np.bool_], what: str, remedy: str) -> None:
-        """Raise `moretta.errors.ParameterError` if any row is wrong. what: they have or are."""
+        """Raise `moretta.errors.ParameterError` if a row is wrong. what: the wrong content."""
         refuse(wrong, f"column {self._name!r} has {what}", remedy, f"{self._where}: ")
 
     def _numbers(self, number: Number) -> NDArray[np.float64]:
@@ -275,7 +280,7 @@ class _Reader:
             self.refuse(np.isinf(values), "infinite numbers", "remove or fix them")
             return values
         if self._column.dtype.kind == "M":
-            raise ParameterError(f'{self._where}: column {self._name!r} holds dates; say kind = "date" in the schema')
+            raise ParameterError(f'{self._where}: column {self._name!r} holds dates; set kind = "date" in the schema')
         decimal = self._form.decimal
         words = bare(self._column, number, decimal)
         numbers = as_numbers(words, decimal)
@@ -285,12 +290,12 @@ class _Reader:
         if number.censored != "refuse":
             words, factor = _uncensored(words, number.censored)
         wrong = ~are_numbers(words, decimal) & (words != "")
-        self.refuse(wrong, "something else than a number", not_numbers(self._column[wrong], decimal))
+        self.refuse(wrong, "something other than a number", not_numbers(self._column[wrong], decimal))
         numbers = as_numbers(words, decimal)
         if numbers is None:  # a point where the decimal sign is a comma
             raise ParameterError(
-                f'{self._where}: column {self._name!r} has numbers with a point, and decimal = "," is said of the '
-                "file; say what it has, and write all alike"
+                f'{self._where}: column {self._name!r} has numbers with a point, and the file has decimal = ","; use '
+                "one sign in the whole file, and set decimal to it"
             )
         return self._finite(numbers * factor)
 
@@ -311,7 +316,9 @@ class _Reader:
             days = self._column.astype(np.float64)
             days_found = np.where(np.isnat(self._column), np.nan, days)
         elif self._column.dtype.kind == "f":
-            raise ParameterError(f"{self._where}: column {self._name!r} holds numbers, and the schema has dates")
+            raise ParameterError(
+                f"{self._where}: column {self._name!r} holds numbers; expected dates, as in the schema"
+            )
         else:
             days_found = np.array([_day(word, feature.format) for word in self._column])
             self.refuse(np.isinf(days_found), f"no date of the form {feature.format!r}", "fix them, or give format")
@@ -320,7 +327,7 @@ class _Reader:
     def _places(
         self, known: Sequence[str], spellings: Mapping[str, str] | None, *, unseen_is_blank: bool = False
     ) -> NDArray[np.float64]:
-        """Return each word's place among the known ones; NaN without one, and what is not known is refused."""
+        """Return each word's place among the known ones, NaN for an empty one. Raises for an unknown word."""
         words, places = words_of(self._column), {word: float(place) for place, word in enumerate(known)}
         places |= {spelled: places[word] for spelled, word in (spellings or {}).items()}
         distinct, which = np.unique(words.astype(str), return_inverse=True)
@@ -342,13 +349,13 @@ _MARKS = {" ": "[ \u00a0\u2009\u202f]", "'": "['\u2019]"}
 
 
 def marked(mark: str, decimal: str) -> re.Pattern[str]:
-    """Return what a number with marks between its thousands is like."""
+    """Return the pattern of a number with marks between its thousands."""
     fraction = "" if mark == decimal else rf"({re.escape(decimal)}[0-9]+)?"
     return re.compile(rf"^[+-]?[1-9][0-9]{{0,2}}({_MARKS.get(mark, re.escape(mark))}[0-9]{{3}})+{fraction}$")
 
 
 def bare(words: Column, number: Number, decimal: str) -> Column:
-    """Return cells without the unit beside them and the marks between thousands; empty what stands for no value."""
+    """Return cells without units and marks between thousands, and empty where they stand for no value."""
     absent = [word for word in number.absent or () if isinstance(word, str)]
     if not (number.unit or number.thousands or absent):
         return words
@@ -367,7 +374,7 @@ def bare(words: Column, number: Number, decimal: str) -> Column:
 
 
 def without_unit(cell: str, unit: str) -> str:
-    """Return a cell without the unit that stands behind its number, or before it: 45 of 45 %, -45 of -$45."""
+    """Return a cell without the unit behind its number or before it: 45 for 45 %, -45 for -$45."""
     if cell.endswith(unit):
         return cell.removesuffix(unit).rstrip()
     sign = cell[:1] if cell[:1] in ("+", "-") else ""
@@ -375,29 +382,29 @@ def without_unit(cell: str, unit: str) -> str:
 
 
 def plain_number(word: str) -> str:
-    """Return a word without zeros behind the sign of a fraction: 1.0 is the word 1, if 1.0 itself is none."""
+    """Return a word without zeros after the decimal sign: 1.0 means the word 1, unless 1.0 is a word itself."""
     return re.sub(r"^([+-]?[0-9]+)[.,]0+$", r"\1", word)
 
 
 def not_numbers(words: Column, decimal: str) -> str:
-    """Return what to do about cells that are no numbers, by what they look like; no cell is quoted."""
+    """Return what to do about cells that are not numbers, by their look; no cell is quoted."""
     texts = [str(word) for word in words]
     if not texts:
         return f'they have a decimal point, and decimal = "{decimal}" is declared: use one sign in the whole file'
     if decimal == "." and all(are_numbers(np.array(texts, object), ",")):
         if all(re.match(r"^[+-]?[0-9]{1,3},[0-9]{3}$", text) for text in texts):
             return (
-                "they have a comma before three digits: if it stands between thousands remove it, if before a fraction "
-                'say decimal = ","'
+                "they have a comma before three digits: remove it if it is between thousands, or set decimal = "
+                '"," if it is before a fraction'
             )
-        return 'they look like numbers with a decimal comma: say decimal = ","'
+        return 'they look like numbers with a decimal comma: set decimal = ","'
     if all(CENSORED.match(text) for text in texts):
-        return 'they look like <5: say censored = "limit" or "half" in the schema'
-    return 'mend them, or list the words that stand for no value, for example absent = ["n/a"]'
+        return 'they look like <5: set censored = "limit" or "half" in the schema'
+    return 'fix them, or list the words that stand for no value, for example absent = ["n/a"]'
 
 
 def _uncensored(words: Column, censored: str) -> tuple[Column, NDArray[np.float64]]:
-    """Return words without < and >, and by what to multiply: half of what a value is said to be below."""
+    """Return words without < and >, and their factors: a half for an upper limit under "half"."""
     texts = words.astype(str)
     below = np.char.startswith(texts, "<") & (censored == "half")
     bare = np.array([CENSORED.sub("", text) for text in texts], object)
@@ -435,19 +442,19 @@ def _check_columns(columns: Columns, schema: Schema, where: str, *, labelled: bo
     unknown = [name for name in columns if name not in schema.columns]
     if training and unknown:
         raise ParameterError(
-            f"{where}: the schema says nothing of the column {unknown[0]!r}; say there what it is, or to leave it out, "
-            'kind = "drop"'
+            f"{where}: the schema lacks the column {unknown[0]!r}; add it there with its kind, or with kind = "
+            '"drop" to leave it out'
         )
 
 
 def hint_of(name: str, columns: Columns) -> str:
-    """Return the end of a sentence about a column that is not there. A first line that is a row is never quoted."""
+    """Return the end of a sentence about a missing column. A first line that is a row is never quoted."""
     close = nearest(name, columns)
     return f'did you mean "{close}"?' if close else "does its first line have the names of columns?"
 
 
 def _day(word: str, form: str) -> float:
-    """Return days since 1970-01-01; NaN for an empty word, infinity for anything but a date."""
+    """Return days since 1970-01-01; NaN for an empty word, infinity for a word that is not a date."""
     if not word:
         return np.nan
     try:
@@ -465,4 +472,4 @@ def limits_of(feature: Feature) -> tuple[float, float]:
             return float(first.toordinal() - _EPOCH), float(last.toordinal() - _EPOCH)
         case Number(range=(least, most)):
             return least, most
-    raise ParameterError("a median is counted within a range; give one in the schema")
+    raise ParameterError("a median needs a range; give one in the schema")

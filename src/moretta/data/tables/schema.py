@@ -1,39 +1,39 @@
 """What the columns of a table mean: `schema.toml`.
 
-[columns.age]
-kind = "number"               # or category, ordered, date, id, group, target, drop
-unit = "years"
-range = [0, 120]              # a value outside is refused
-blanks = "median"             # or refuse (the default), mean, indicator: the mean, and a column that marks it
-censored = "limit"            # of cells such as <5: the limit itself; or half of it below; refuse by default
-absent = [-9, "unknown"]      # numbers and words that stand for no value
-thousands = ","               # the mark between thousands, as in 1,234
+    [columns.age]
+    kind = "number"               # or category, ordered, date, id, group, target, drop
+    unit = "years"
+    range = [0, 120]              # a value outside is refused
+    blanks = "median"             # or refuse (the default), mean, or indicator: the mean, and a mark of it
+    censored = "limit"            # cells such as <5 become the limit; or half of it; or refuse (the default)
+    absent = [-9, "unknown"]      # numbers and words that stand for no value
+    thousands = ","               # the mark between thousands, as in 1,234
 
-[columns.ward]
-kind = "category"
-categories = ["A", "B"]
-blanks = "category"           # a category of its own, or refuse
-unseen = "blank"              # what is none of the categories counts as blank; refused by default
-spellings = { a = "A" }       # other words for the categories
+    [columns.ward]
+    kind = "category"
+    categories = ["A", "B"]
+    blanks = "category"           # a category of its own, or refuse
+    unseen = "blank"              # other words count as blank; refused by default
+    spellings = { a = "A" }       # other words for the categories
 
-[columns.stage]
-kind = "ordered"              # categories in their order, as numbers 0, 1, ...
-categories = ["I", "II", "III"]
+    [columns.stage]
+    kind = "ordered"              # categories in their order, as numbers 0, 1, ...
+    categories = ["I", "II", "III"]
 
-[columns.admitted]
-kind = "date"                 # days since 1970-01-01
-format = "%d.%m.%Y"
+    [columns.admitted]
+    kind = "date"                 # days since 1970-01-01
+    format = "%d.%m.%Y"
 
-[columns.patient]
-kind = "group"                # whom rows are about: never on both sides of a split; kind = "id": each row's own
+    [columns.patient]
+    kind = "group"                # rows that a split keeps together; kind = "id": each row's own
 
-[columns.file]
-kind = "file"                 # paths of images below a folder, which are the inputs; then no other column is one
+    [columns.file]
+    kind = "file"                 # paths of images below a folder, which are then the only inputs
 
-[columns.outcome]
-kind = "target"
-classes = ["no", "yes"]       # in the order of the model's outputs; without classes the target is a number
-# mask-values = [0, 255]      # in their place: cells are paths of masks, whose pixels hold these; mask-ignored = 128
+    [columns.outcome]
+    kind = "target"
+    classes = ["no", "yes"]       # in the order of the model's outputs; without classes the target is a number
+    # mask-values = [0, 255]      # instead: cells are paths of masks with these pixels; mask-ignored = 128
 
 The order of the columns here is that of the model's inputs, whatever the order in a file. Ids and groups are no inputs.
 A file that ends in .json says the same as a Table Schema (`moretta.data.tables.table_schema`).
@@ -76,9 +76,11 @@ Mark = Literal[",", ".", "'", " "]  # between thousands
 class Number(_Measured):
     """Numbers.
 
-    unit: for readers; a cell may begin or end with it, as 45% does. range: the least and the most that may be
-    there; a median is counted within it. thousands: the mark between thousands, as in 1,234. absent: numbers and words
-    that stand for no value, beside those of the file.
+    Args:
+        unit: for readers; a cell may begin or end with it, as 45% does.
+        range: the smallest and the largest allowed value, within which a median is counted.
+        thousands: the mark between thousands, as in 1,234.
+        absent: numbers and words that stand for no value, besides those of the file.
     """
 
     kind: Literal["number"] = "number"
@@ -92,7 +94,7 @@ class Number(_Measured):
     def _fits(self) -> Self:
         _check_range(self.range)
         if self.blanks == "median" and self.range is None:
-            raise ValueError('blanks = "median" is counted within a range; add one, for example range = [0, 120]')
+            raise ValueError('blanks = "median" needs a range; add one, for example range = [0, 120]')
         return self
 
 
@@ -120,9 +122,9 @@ class Category(_Worded):
     def _fits(self) -> Self:
         self._check("categories", self.categories)
         if self.blanks == "category" and "missing" in self.categories:
-            raise ValueError('categories: "missing" is what blanks = "category" calls its own; rename one')
+            raise ValueError('categories: "missing" is the category of blanks = "category"; rename this one')
         if self.unseen == "blank" and self.blanks == "refuse":
-            raise ValueError('unseen = "blank" needs blanks = "category", as blanks are refused otherwise')
+            raise ValueError('unseen = "blank" needs blanks = "category", because blanks are otherwise refused; set it')
         return self
 
 
@@ -142,7 +144,7 @@ class Ordered(_Measured, _Worded):
 
 
 class Date(_Measured):
-    """Days. format: as of `datetime.strptime`. range: the first and the last that may be there."""
+    """Days. format: as for `datetime.strptime`. range: the first and the last allowed day."""
 
     kind: Literal["date"] = "date"
     format: Words = "%Y-%m-%d"
@@ -160,18 +162,18 @@ class Date(_Measured):
         if self.range is not None and not self.range[0] < self.range[1]:
             raise ValueError("range: expected the first day and a later one, for example [2020-01-01, 2024-12-31]")
         if self.blanks == "median" and self.range is None:
-            raise ValueError('blanks = "median" is counted within a range; add range = [2020-01-01, 2024-12-31]')
+            raise ValueError('blanks = "median" needs a range; add one, such as range = [2020-01-01, 2024-12-31]')
         return self
 
 
 class Id(Section):
-    """What tells rows apart; no input of the model, and carried to its predictions."""
+    """The id of each row: not an input of the model, but kept in its predictions."""
 
     kind: Literal["id"] = "id"
 
 
 class Grouping(Section):
-    """Whom rows are about, such as a patient with several visits; no input of the model."""
+    """The person or thing of rows, such as a patient with several visits; not an input of the model."""
 
     kind: Literal["group"] = "group"
 
@@ -189,14 +191,14 @@ class Drop(Section):
 
 
 class Target(_Worded):
-    """What is predicted.
+    """The column to predict.
 
     Args:
-        classes: its words, in the order of the model's outputs; none for numbers.
+        classes: its words, in the order of the model's outputs; empty for numbers.
         range: of numbers.
-        mask_values: the cells are paths of masks, images of a class at each pixel: what pixels of each class hold, in
-            the order of the model's outputs, such as [0, 255].
-        mask_ignored: what pixels hold that do not count.
+        mask_values: for cells that are paths of masks, images with a class at each pixel: the pixel value of each
+            class, in the order of the model's outputs, such as [0, 255].
+        mask_ignored: the value of pixels that do not count.
     """
 
     kind: Literal["target"] = "target"
@@ -210,7 +212,7 @@ class Target(_Worded):
         _check_range(self.range)
         values = self.mask_values or ()
         if self.mask_values is None and self.mask_ignored is not None:
-            raise ValueError("mask-ignored belongs to mask-values, what pixels of each class hold; give both")
+            raise ValueError("mask-ignored needs mask-values, the pixel value of each class; give both")
         if self.mask_values is not None and (
             len({*values, self.mask_ignored}) < max(len(values) + 1, 3) or self.classes or self.range or self.spellings
         ):
@@ -277,7 +279,7 @@ class Schema(Section):
 
     @property
     def target(self) -> Target | None:
-        """What is predicted, if the table says."""
+        """The column to predict, if the schema has one."""
         return next((column for column in self.columns.values() if isinstance(column, Target)), None)
 
     @property
@@ -287,12 +289,12 @@ class Schema(Section):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes; none where the target is a number."""
+        """The names of the classes; empty where the target is a number."""
         return self.target.classes if self.target else ()
 
     @property
     def digest(self) -> str:
-        """SHA-256, in hex, of what all sites must have alike: names, order, kinds, categories, ranges, treatments."""
+        """SHA-256, in hex, of all that sites must share: names, order, kinds, categories, ranges, treatments."""
         return hashlib.sha256(json.dumps(self.plain(), ensure_ascii=False).encode()).hexdigest()
 
     def plain(self) -> dict[str, Any]:
@@ -300,7 +302,7 @@ class Schema(Section):
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=False, exclude_none=True)
 
     def only(self, features: Sequence[str], *, labelled: bool) -> Schema:
-        """Return the schema of who holds some of the features. labelled: whether the target too."""
+        """Return the schema of a holder of some features. labelled: whether it holds the target too."""
         kept = {
             name: column
             for name, column in self.columns.items()
@@ -312,9 +314,9 @@ class Schema(Section):
 
 
 def load(path: Path) -> Schema:
-    """Read a schema. Raises `moretta.errors.ParameterError`, in one sentence, for whatever is wrong with it.
+    """Read a schema. Raises `moretta.errors.ParameterError` for an invalid one.
 
-    What a Table Schema says and a schema cannot keep is warned of.
+    A warning lists properties of a Table Schema that a schema cannot keep.
     """
     schema, unkept = read(path)
     if unkept:
@@ -323,7 +325,7 @@ def load(path: Path) -> Schema:
 
 
 def read(path: Path, target: str | None = None) -> tuple[Schema, list[str]]:
-    """Read a schema as `load` does, and what it cannot keep. target: of a Table Schema, which need not say it."""
+    """Read a schema as `load` does, and list what it cannot keep. target: for a Table Schema that does not name it."""
     form = "JSON" if path.suffix == ".json" else "TOML"
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -333,7 +335,7 @@ def read(path: Path, target: str | None = None) -> tuple[Schema, list[str]]:
             f"there is no schema {path}; propose one by: moretta schema init FILE --out {path.stem}.toml"
         ) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise ParameterError(f"{path}: this is not {form}: {str(error).splitlines()[0]:.120}") from None
+        raise ParameterError(f"{path}: expected {form}: {str(error).splitlines()[0]:.120}") from None
     if form == "TOML":
         return of(tables, str(path)), []
     columns, unkept = table_schema.read(text, str(path), target)
@@ -349,7 +351,7 @@ def of(tables: Mapping[str, Any], where: str = "schema") -> Schema:
         kind = column.get("kind") if isinstance(column, Mapping) else None
         if kind == "decide":
             raise ParameterError(
-                f"{where}: [columns.{name}] is to be decided yet: put in what it is, as the comment above it asks"
+                f"{where}: [columns.{name}] is undecided; replace its lines by one reading of the comment above it"
             )
         if kind not in KINDS:
             hint = did_you_mean(str(kind), KINDS)
@@ -375,7 +377,7 @@ def _said(error: ValidationError) -> str:
     column, keys = place[1] if len(place) > 1 else "", [part for part in place[3:] if not part.isdigit()]
     message = str(fault["ctx"]["error"]) if fault["type"] == "value_error" else fault["msg"]
     if fault["type"] == "extra_forbidden":
-        message = "this key is not known"
+        message = "this key is unknown"
     return f"[columns.{column}] {' '.join(keys)}{': ' if keys else ''}{message[:1].lower()}{message[1:]}"
 
 

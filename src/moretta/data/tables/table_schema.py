@@ -1,7 +1,7 @@
 """Table Schema (https://datapackage.org/standard/table-schema): another way to write a schema, in JSON.
 
-read(text, ...)   -> columns, unkept   what schema.toml says of each column, and what it has no word for
-written(columns)  -> text              a field's own property `moretta` has what Table Schema has no word for
+read(text, ...)   -> columns, unkept   each column as in schema.toml, and the properties that it cannot keep
+written(columns)  -> text              a field's own property `moretta` keeps what Table Schema cannot
 """
 
 import json
@@ -29,7 +29,7 @@ class _Descriptor(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, alias_generator=to_camel)
 
     def stated(self, *silent: str) -> list[str]:
-        """Return the names of its properties that say something."""
+        """Return the names of its properties that are set."""
         return [name for name in self.model_dump(by_alias=True, exclude_defaults=True) if name not in silent]
 
 
@@ -112,7 +112,7 @@ class _Field(_Descriptor):
         return "date" if self.type in _DATES and self._pattern() != "any" else "drop"
 
     def _words(self) -> dict[str, str]:
-        """Return the words that a cell may be, each with the category that it stands for."""
+        """Return the allowed words of a cell, each with its category."""
         if self.type == "boolean":
             return {word: words[0] for words in (self.false_values, self.true_values) for word in words}
         if self.type not in ("string", "integer", "any"):
@@ -124,7 +124,7 @@ class _Field(_Descriptor):
         return _DATES.get(self.type, "") if pattern == "default" else pattern
 
     def _limits(self, kind: str) -> list[Any]:
-        """Return the range, if there is a whole one."""
+        """Return the range, if both ends are set."""
         ends = [end for end in (self.constraints.minimum, self.constraints.maximum) if end is not None]
         with suppress(ValueError):
             if len(ends) == 2 and kind == "date":
@@ -142,17 +142,17 @@ class _Table(_Descriptor):
 
 
 def read(text: str, where: str, target: str | None = None) -> tuple[Columns, list[str]]:
-    """Return a Table Schema's columns as schema.toml says them, and in words what that cannot keep.
+    """Return a Table Schema's columns as in schema.toml, and in words the properties that it cannot keep.
 
-    where: the file, which begins the sentence of an error. target: the column to predict, which a field may also say
-    itself, by ``"moretta": {"kind": "target"}``. Raises `moretta.errors.ParameterError`.
+    where: the file, which begins the sentence of an error. target: the column to predict, which a field may also
+    declare by ``"moretta": {"kind": "target"}``. Raises `moretta.errors.ParameterError`.
     """
     try:
         table = _Table.model_validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "its text"
-        raise ParameterError(f"{where}: this is no Table Schema, by {place}: {first['msg'][:120]}") from None
+        raise ParameterError(f"{where}: expected a Table Schema; {place} is wrong: {first['msg'][:120]}") from None
     names = [field.name for field in table.fields]
     if len(set(names)) < len(names) or (target is not None and target not in names):
         raise ParameterError(f"{where}: expected the name of each field once, and the target's among them")
@@ -171,7 +171,7 @@ def read(text: str, where: str, target: str | None = None) -> tuple[Columns, lis
 
 
 def written(columns: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return columns, as schema.toml says them, as a Table Schema that `read` reads back."""
+    """Return columns of schema.toml as a Table Schema that `read` reads back."""
     fields, key = list[dict[str, Any]](), list[str]()
     for name, column in columns.items():
         field, kind = {"name": name, **_native(column)}, None
@@ -189,7 +189,7 @@ def written(columns: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _native(column: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what Table Schema says of a column."""
+    """Return a column's properties in a Table Schema."""
     kind, limits = column["kind"], column.get("range")
     words = column.get("categories") or column.get("classes")
     constraints: dict[str, Any] = (
