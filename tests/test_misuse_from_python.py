@@ -323,7 +323,7 @@ def test_targets_in_another_order_than_their_rows_are_refused() -> None:
     frame, y = pandas.DataFrame(X, columns=list("abcd")), pandas.Series(Y)
     kept = frame["a"] > 0
     assert (Silo("a", frame[kept], y[kept]).y == Y[kept.to_numpy()]).all()
-    with pytest.raises(ParameterError, match=r"silo `a`: the indices of x and y differ, .*give y\.to_numpy\(\)"):
+    with pytest.raises(ParameterError, match=r"silo `a`: the indices of x and y differ; .*give y\.to_numpy\(\)"):
         Silo("a", frame, y[::-1])
     with pytest.raises(ParameterError, match=r"test: the indices of x and y differ"):
         make(silos=[Silo("a", frame, y), Silo("b", frame, y)], test=(frame, y[::-1]))

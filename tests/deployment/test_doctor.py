@@ -110,19 +110,19 @@ def test_the_servers_key_is_looked_at_on_either_side(here: Path) -> None:
     edit(here / "silo.toml", "[data]", f'server-key = "{public_line(other)}"\n[data]')
     warned = looked(*given)["server's key"]
     assert warned["warns"]
-    expected = f"{fingerprint(other)}, of silo.toml; the kit has {mine}: ask which the server has"
+    expected = f"{fingerprint(other)}, of silo.toml; the kit has {mine}: ask the operator which is right"
     assert warned["sentence"] == expected
     edit(here / "silo.toml", f'server-key = "{public_line(other)}"\n', "")
     (here / "kits/north/local" / kits.SERVER_KEY).unlink()
     (here / "kits/identity.key").unlink()
-    assert "no key of the server's is pinned here" in failed(*given)["server's key"]
+    assert "no key of the server is pinned here" in failed(*given)["server's key"]
     assert "moretta keys new --out DIR" in failed("--run", "run.toml", "--kit", "kits/server")["server's key"]
 
 
 def test_nothing_to_look_at_is_bad_usage() -> None:
     called = call("doctor")
     assert called.code == 2
-    assert called.sentence.startswith("nothing to look at: give --kit and --silo")
+    assert called.sentence.startswith("there is nothing to check: give --kit and --silo")
 
 
 def test_a_clock_that_is_a_day_off_is_found(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,7 @@ def test_a_clock_that_is_a_day_off_is_found(here: Path, monkeypatch: pytest.Monk
         ahead = {one.what: one for one in examine(kit, datetime.now(UTC) + timedelta(days=1))}
         monkeypatch.undo()
     assert not ahead["clock"].passes
-    assert "s ahead of the server's; set the clock that is wrong" in ahead["clock"].sentence
+    assert "s ahead of the server's; set the wrong clock" in ahead["clock"].sentence
     behind = {one.what: one for one in examine(kit, datetime.now(UTC) - timedelta(days=1))}
     assert "the kit was made at" in behind["clock"].sentence
     for what in ("clock", "certificate", "server"):
@@ -190,12 +190,12 @@ def test_a_server_that_is_not_there_or_of_another_federation(here: Path, tmp_pat
         assert "has no certificate for localhost of this kit's root" in failed("--kit", "kits/north")["server"]
     edit(here / "kits/north/startup/fed_client.json", f"localhost:{port}", "nowhere.invalid:8102")
     sentences = failed("--kit", "kits/north")
-    assert "the name nowhere.invalid of the server means nothing to this machine" in sentences["server's name"]
+    assert "the name nowhere.invalid of the server does not resolve on this machine" in sentences["server's name"]
     assert "fix those first" in sentences["server"]
 
 
 def test_a_kit_that_is_none_of_this_site(here: Path) -> None:
-    assert "no startup kit of FLARE" in failed("--kit", "keys")["kit"]
+    assert "is not a startup kit of FLARE" in failed("--kit", "keys")["kit"]
     assert "an administrator's" in failed("--kit", "kits/admin")["kit"]
     assert "give the site's own kit" in failed("--kit", "kits/server", "--silo", "silo.toml")["kit"]
     sentence = failed("--kit", "kits/south", "--silo", "silo.toml")["name"]
@@ -250,7 +250,7 @@ def test_a_key_that_is_open_to_others(here: Path) -> None:
     [
         ("inputs = [2]", "inputs = [3]", "data", "expected samples of shape [3]"),
         ('["north", "south"]', '["east", "south"]', "data", "lists east, south, and not 'north'"),
-        ('"mlp"\nhidden = [4]', '"nets:build"', "model", 'say so there by [silo] models = ["nets:build"]'),
+        ('"mlp"\nhidden = [4]', '"nets:build"', "model", 'list it there: [silo] models = ["nets:build"]'),
         ("rounds = 2", "rounds = -2", "run file", "rounds"),
         ("[engine]", '[secure-aggregation]\nroster = "roster.toml"\n[engine]', "sums", "add roster and identity"),
     ],
@@ -259,7 +259,7 @@ def test_what_does_not_fit_the_run(here: Path, before: str, after: str, what: st
     silo = (here / "silo.toml").read_text()
     (here / "silo.toml").write_text(silo.replace("[data]", "[data]\ntest-fraction = 0.25"))
     sentence = looked("--silo", "silo.toml", "--run", "run.toml")["data"]["sentence"]
-    assert sentence == "7 rows of shape [2], as the run wants them; 2 more are held back"
+    assert sentence == "7 rows of shape [2], as the run expects; 2 more are held back"
     (here / "silo.toml").write_text(silo)
     assert looked("--silo", "silo.toml", "--run", "run.toml")["data"]["sentence"].startswith("9 rows of shape [2]")
     edit(here / "run.toml", before, after)
@@ -301,7 +301,7 @@ def test_the_name_of_a_server_that_means_nothing_is_told(here: Path) -> None:
 
 
 def test_nothing_given_to_the_function() -> None:
-    with pytest.raises(ParameterError, match="nothing to look at"):
+    with pytest.raises(ParameterError, match="there is nothing to check"):
         doctor.examine(kit=None, silo=None, run=None)
 
 

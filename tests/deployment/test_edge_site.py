@@ -332,7 +332,7 @@ def test_targets_fit_the_servers_model(tmp_path: Path) -> None:
     run_file, file = roles(tmp_path)
     text = told.shared_text(run_file)
     role, hello = role_of(run_file, file), Hello(**{**HELLO, "job": digest_of(text), "versions": record.versions()})
-    with pytest.raises(PolicyError, match="the server's model has 2 outputs, which do not fit the targets of the run"):
+    with pytest.raises(PolicyError, match="the server's model has 2 outputs, which do not fit the run's targets"):
         greet(hello.model_copy(update={"outputs": 2}), text, run_file)
     greet(hello, text, run_file)
     role.client(hello, HELPED)

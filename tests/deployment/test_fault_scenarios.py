@@ -421,7 +421,7 @@ def test_a_server_whose_job_is_killed(hospitals: Callable[..., Hospitals], tmp_p
     new = time.monotonic() - killed
     hospital.pace("west", 0)
     check_ended(hospital)
-    assert "begins again from its last checkpoint" in hospital.said()
+    assert "restarts from its last checkpoint" in hospital.said()
     assert models_of(hospital.out) == models_of(hospital.in_process(tmp_path / "alone"))
     measure("server job killed: new rounds", new)
 

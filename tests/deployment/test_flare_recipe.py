@@ -212,8 +212,8 @@ def test_a_round_of_too_few_is_lost_and_a_script_that_fails_tells_nothing(tmp_pa
 def test_settings_that_need_each_sites_result_are_refused() -> None:
     given: dict[str, Any] = {"model": Net(), "min_clients": 2, "train_script": str(JOB / "client.py")}
     for name, value in {"exclude_vars": "a", "aggregation_weights": {"site-1": 2.0}, "aggregator": object()}.items():
-        with pytest.raises(ParameterError, match=f"{name} needs each site's own result at the server"):
+        with pytest.raises(ParameterError, match=f"{name} needs each site's own result, which the server never sees"):
             SecureFedAvgRecipe(**{**given, name: value})
     for secure in (SecureAggregation(scheme="none"), SecureAggregation(scheme="additive-shares")):
-        with pytest.raises(ParameterError, match='SecureFedAvgRecipe sums with scheme = "pairwise"'):
+        with pytest.raises(ParameterError, match='SecureFedAvgRecipe needs scheme = "pairwise"'):
             SecureFedAvgRecipe(**given, secure=secure)

@@ -230,7 +230,7 @@ def test_a_client_without_an_entry_in_the_roster_takes_no_part(tmp_path: Path, c
     stranger = folders(tmp_path / "else", "centre", "south")
     nodes = Nodes([*list(made.values())[:3], stranger["centre"]], app(steps))
     np.testing.assert_allclose(play(nodes, strategy(tmp_path)).arrays["w"].numpy(), mean(0, 1, 2), rtol=1e-6)
-    assert "it calls itself `centre`, which is not in the roster" in caplog.text
+    assert "its name `centre` is not in the roster" in caplog.text
     # one that uses another's name has no key for it
     nodes = Nodes([made["north"], made["east"], made["west"], stranger["south"]], app(steps))
     play(nodes, strategy(tmp_path))
@@ -246,7 +246,7 @@ def test_more_clients_than_ids_of_a_run_without_a_roster(tmp_path: Path, caplog:
             nodes.add(made["west"], app(steps), 3)
 
     strategy().start(nodes, start(), num_rounds=2, evaluate_fn=evaluated)  # type: ignore[arg-type]
-    assert "calls itself `west`, which is not in the roster, or was not there as the run began" in caplog.text
+    assert "its name `west` is not in the roster, or was not connected when the run began" in caplog.text
 
 
 def test_a_supernode_without_a_folder_is_told_how_to_name_one(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_a_supernode_without_a_folder_is_told_how_to_name_one(tmp_path: Path) ->
     nodes = Nodes([*list(made.values())[:3], None], app(steps))
     np.testing.assert_allclose(play(nodes, strategy(tmp_path)).arrays["w"].numpy(), mean(0, 1, 2), rtol=1e-6)
     assert nodes.told == [
-        "this SuperNode names no folder for what its site must not forget; start it with "
+        "this SuperNode names no silo.toml, whose folder keeps the site's records; start it with "
         "--node-config 'moretta=\"silo.toml\"'"
     ]
 

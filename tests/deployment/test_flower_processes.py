@@ -214,8 +214,8 @@ def test_a_supernode_that_is_killed_in_a_round_is_survived(tmp_path: Path, envir
     assert run.returncode == 0, log[-3000:]
     assert len(re.findall("summed 4 clients of 4", log)) == 2, log
     assert "this sum is without `west`: disconnected" in log
-    assert re.search("takes no part: it calls itself `stranger`, which is not in the roster", log)
-    assert re.search("takes no part: this SuperNode names no folder for what its site must not forget", log)
+    assert re.search("takes no part: its name `stranger` is not in the roster", log)
+    assert re.search("takes no part: this SuperNode names no silo.toml", log)
     found, expected = np.load(model), averaged([(0, 1, 2, 3), (0, 1, 2)])
     assert set(found) == set(expected)
     for name in expected:

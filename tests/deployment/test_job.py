@@ -129,9 +129,9 @@ def test_only_a_job_of_ours_is_replaced(run_file: RunFile, tmp_path: Path) -> No
             job.write_job(run_file, folder, KEY)
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("{}")
-        with pytest.raises(ParameterError, match="exists and is no job of Moretta's; name another folder by --out"):
+        with pytest.raises(ParameterError, match="exists and is not a job of Moretta; name another folder by --out"):
             job.check_replaced(folder)
-    with pytest.raises(ParameterError, match="exists and is no job of Moretta's"):
+    with pytest.raises(ParameterError, match="exists and is not a job of Moretta"):
         job.check_replaced(tmp_path / "file")
 
 
@@ -156,7 +156,7 @@ def test_a_site_refuses_what_was_edited(run_file: RunFile, tmp_path: Path) -> No
     assert edited != given
     with pytest.raises(PolicyError, match=r"this site's run settings differ from the server's .*edited by hand"):
         Executor(**edited)._site(tmp_path, "north")
-    with pytest.raises(ParameterError, match=r"does not say where this site's silo.toml is"):
+    with pytest.raises(ParameterError, match=r"does not name this site's silo.toml"):
         Executor(**given)._site(tmp_path, "north")  # past the digest
 
 
@@ -166,7 +166,7 @@ def test_a_kit_that_names_no_silo_file_is_a_sentence(tmp_path: Path, broken: str
     from moretta.deployment.executor import file_of
 
     (tmp_path / "moretta.json").write_text(broken)
-    with pytest.raises(ParameterError, match=r"does not say where this site's silo.toml is; run: moretta kit patch"):
+    with pytest.raises(ParameterError, match=r"does not name this site's silo.toml; run: moretta kit patch"):
         file_of(tmp_path)
 
 

@@ -97,9 +97,9 @@ def starting(
 
 
 def test_what_is_no_kit_of_this_site(here: Path) -> None:
-    assert "is no startup kit of FLARE: expected local/" in refused(join("keys"))
-    assert "is the server's kit; a site joins by its own" in refused(join("kits/server"))
-    assert "is an administrator's: name another" in refused(join("kits/admin"))
+    assert "is not a startup kit of FLARE: expected local/" in refused(join("keys"))
+    assert "is the server's kit; a site needs its own" in refused(join("kits/server"))
+    assert "is an administrator's kit, expected a server's or a site's: name another" in refused(join("kits/admin"))
     assert refused(join("kits/south")) == (
         "silo.toml is of `north`, and kits/south is the kit of `south`; use the kit of the same name"
     )
@@ -113,7 +113,7 @@ def test_certificates_that_are_not_the_kits(here: Path) -> None:
     shutil.copy(here / "others/north/startup/client.crt", startup)
     assert "was not issued by the root beside it" in refused(join())
     (startup / "client.crt").unlink()
-    assert "was expected to be a certificate: get a new kit" in refused(join())
+    assert "is not a readable certificate: get a new kit" in refused(join())
 
 
 def test_a_clock_that_is_a_day_off_and_an_expired_certificate(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,12 +130,10 @@ def test_a_site_that_knows_no_key_of_its_server(here: Path) -> None:
     pinned = here / "kits/north/local" / kits.SERVER_KEY
     line = pinned.read_text().strip()
     pinned.unlink()
-    assert refused(join()).startswith(
-        "no key of the server's is pinned here, so that anybody could pose as it: have its"
-    )
+    assert refused(join()).startswith("no key of the server is pinned here, so anybody could pose as it: have its")
     called = call("kit", "patch", "kits/north", "--server-key", "kits")
     assert (called.code, pinned.read_text().strip()) == (0, line)
-    assert "Whom the site takes for the server has been written down" in called.out
+    assert "The server's key is pinned at the site" in called.out
     edit(here / "silo.toml", "[data]", 'server-key = "moretta-public-1 x"\n[data]')
     assert "[silo] server-key: expected `moretta-public-1` and 32 bytes" in refused(join())
 
@@ -193,7 +191,7 @@ def test_a_site_that_the_server_refuses(here: Path) -> None:
     shutil.copy(here / "others/server/startup/rootCA.pem", here / "kits/server/startup/rootCA.pem")
     with answering(here / "kits/server") as port:
         aim(kit, port)
-        assert "does not take the certificate of north" in join().err.splitlines()[-1]
+        assert "does not accept the certificate of north" in join().err.splitlines()[-1]
 
 
 def test_a_server_that_is_not_there_yet_is_waited_for(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +224,7 @@ def test_a_name_that_means_nothing_yet_is_waited_for_too(here: Path, monkeypatch
 
     def say(line: str) -> None:
         if line.startswith("waiting"):
-            assert "the name nowhere.invalid of the server means nothing to this machine: look at" in line
+            assert "the name nowhere.invalid of the server does not resolve on this machine: check" in line
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -311,7 +309,7 @@ def test_ctrl_c_before_a_run_has_ended_or_within_one_is_an_interruption(
 
 
 def test_a_server_that_ends_hangs_up_before_it_is_gone(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tries = iter([None, ParameterError("does not take the certificate"), None, RunFailed("nobody answers"), None])
+    tries = iter([None, ParameterError("does not accept the certificate"), None, RunFailed("nobody answers"), None])
 
     def reach(kit: Path, wait: float) -> None:
         if error := next(tries):
@@ -348,11 +346,11 @@ def test_rounds_are_said_once_a_minute_and_what_goes_wrong_again_once(monkeypatc
         voice.hear(wrong.format(ticket))
         voice.hear("Traceback (most recent call last):")
     voice.hear(f"{at} ERROR cannot take part (ticket 02): {CLOSED}, last at 06:41 (its log says why)")
-    voice.hear(f"{at} INFO the run has ended; what is this site's is in moretta/x")
+    voice.hear(f"{at} INFO the run has ended; this site's files are in moretta/x")
     assert said == [
         wrong.format("3f9a2c1d"),
         "Traceback (most recent call last):",
-        f"{at} INFO the run has ended; what is this site's is in moretta/x",
+        f"{at} INFO the run has ended; this site's files are in moretta/x",
     ]
 
 
@@ -397,7 +395,7 @@ def test_what_a_join_that_was_killed_has_left_is_ended(here: Path, monkeypatch: 
     reaper.join(10)
     assert left.returncode == -signal.SIGKILL
     assert processes.family_of(left) == []
-    assert any(one.startswith("ended what an earlier join of this kit") for one in said)
+    assert any(one.startswith("ended the processes of an earlier join of this kit") for one in said)
 
 
 def test_only_what_is_marked_is_ended(tmp_path: Path) -> None:

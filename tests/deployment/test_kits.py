@@ -250,7 +250,7 @@ def test_a_kit_in_which_a_job_may_bring_code_or_name_any_class_is_told(own: kits
     resources = json.loads((local / "resources.json").read_text())
     for opened in ({"class_allow_list": ["*"]}, {"class_list_enforcement_mode": "warn"}):
         (local / "resources.json").write_text(json.dumps(resources | opened))
-        assert "a job may name any class here" in policy(kit)
+        assert "a job may name any class;" in policy(kit)
     (local / "authorization.json").unlink()  # FLARE's own counts then
     assert "project_admin, lead may bring code in a job" in policy(kit)
     (local / "authorization.json.default").unlink()
@@ -309,7 +309,7 @@ def test_kits_of_a_version_without_keys_get_one(own: kits.Kits) -> None:
         path.unlink()
     shutil.rmtree(own.sites["Clinic_B"])  # handed over, and deleted here
     assert kits.server_keys(own.sites["hospital-1"] / "local") == ()
-    with pytest.raises(ParameterError, match="does not say where the server's key is; run: moretta keys new"):
+    with pytest.raises(ParameterError, match="does not name the server's key; run: moretta keys new"):
         kits.identity_of(own.server / "local")
     provisioning.provision(out, "fl.example.org", 8102, SITES)
     identity = Identity.load(out)
@@ -343,13 +343,13 @@ def test_a_server_key_is_written_down_once(own: kits.Kits, tmp_path: Path) -> No
         with pytest.raises(ParameterError, match=sentence):
             provisioning.patch(own.server, None, bad)
     (kit / "local" / kits.SERVER_KEY).write_text("moretta-public-1 damaged\n")
-    with pytest.raises(ParameterError, match="was expected to hold the server's public key"):
+    with pytest.raises(ParameterError, match="does not hold the server's public key"):
         kits.server_keys(kit / "local")
 
 
 def test_what_is_no_kit_is_refused(own: kits.Kits, tmp_path: Path) -> None:
     for read in (provisioning.patch, kits.is_server, kits.name_of, kits.address_of, kits.certificates_of):
-        with pytest.raises(ParameterError, match="no startup kit of FLARE"):
+        with pytest.raises(ParameterError, match="is not a startup kit of FLARE"):
             read(tmp_path / "nothing")
     for read in (provisioning.patch, kits.is_server):
         with pytest.raises(ParameterError, match="administrator's"):
@@ -359,7 +359,7 @@ def test_what_is_no_kit_is_refused(own: kits.Kits, tmp_path: Path) -> None:
         provisioning.patch(own.server)
     for file in ("resources.json", "resources.json.default"):
         (own.server / "local" / file).unlink()
-    with pytest.raises(ParameterError, match="there is neither"):
+    with pytest.raises(ParameterError, match=r"has neither resources\.json nor"):
         provisioning.patch(own.server)
 
 
@@ -456,7 +456,7 @@ def test_a_refused_certificate_is_told(own: kits.Kits, others: kits.Kits, answer
         server_connection.reach(kit)
     put(others.server, own.server, "rootCA.pem")  # a server that has changed its root, and not its certificate
     aimed(kit, "localhost", answering(own.server))
-    with pytest.raises(ParameterError, match="does not take the certificate of Clinic_B"):
+    with pytest.raises(ParameterError, match="does not accept the certificate of Clinic_B"):
         server_connection.reach(kit)
 
 

@@ -102,7 +102,7 @@ def test_doctor_counts_what_a_mapping_does(tmp_path: Path) -> None:
     ) in called.out.splitlines()
     silo.write_text(silo.read_text().replace('"rows.csv"', '"rows.npz"'))
     wrong = [line for line in call("doctor", "--silo", silo).out.splitlines() if line.startswith("FAIL mapping")]
-    assert wrong == ["FAIL mapping: [mapping] is for tables, not for [data] source = 'rows.npz'; remove it"]
+    assert wrong == ["FAIL mapping: [mapping] needs tables, got [data] source = 'rows.npz'; remove it"]
 
 
 @pytest.mark.parametrize(

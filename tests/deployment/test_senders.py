@@ -280,7 +280,7 @@ def test_a_site_without_a_pinned_key_takes_nothing(machines: Callable[..., Machi
         path = many.folder / name / "silo.toml"
         path.write_text(path.read_text().replace("server-key", "# server-key"))
     many.start()
-    with pytest.raises(ParameterError, match=r"0 of 3 sites .* no key of the server's is pinned here"):
+    with pytest.raises(ParameterError, match=r"0 of 3 sites .* no key of the server is pinned here"):
         many.serve(tmp_path / "out", wait=0.3)
 
 

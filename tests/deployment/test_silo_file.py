@@ -99,7 +99,7 @@ def test_which_of_three_places_says_whom_a_site_takes_for_the_server(tmp_path: P
     (tmp_path / "local").mkdir()
     file = load(tmp_path, LEAST)
     assert pinned(file, tmp_path / "local") == ((), kits.SERVER_KEY)
-    with pytest.raises(PeerError, match="no key of the server's is pinned here"):
+    with pytest.raises(PeerError, match="no key of the server is pinned here"):
         trust_of(file, tmp_path / "local")
     (tmp_path / "local" / kits.SERVER_KEY).write_text(public_line(kit.public_key))
     assert trust_of(file, tmp_path / "local") == Trust("north", (kit.public_key,), None, file.out)

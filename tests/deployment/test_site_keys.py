@@ -228,13 +228,13 @@ def test_a_plain_request_is_read(key: rsa.RSAPrivateKey) -> None:
 @pytest.mark.parametrize(
     ("forged", "sentence"),
     [
-        (Forged(name="../north"), "name was expected"),
-        (Forged(name="-rf"), "name was expected"),
-        (Forged(name="admin@moretta.org"), "name was expected"),
-        (Forged(name="north.reply"), "name was expected"),
-        (Forged(name="n" * 64), "name was expected"),
-        (Forged(name="nörth"), "name was expected"),
-        (Forged(name="north\nroot"), "name was expected"),
+        (Forged(name="../north"), "name is invalid"),
+        (Forged(name="-rf"), "name is invalid"),
+        (Forged(name="admin@moretta.org"), "name is invalid"),
+        (Forged(name="north.reply"), "name is invalid"),
+        (Forged(name="n" * 64), "name is invalid"),
+        (Forged(name="nörth"), "name is invalid"),
+        (Forged(name="north\nroot"), "name is invalid"),
         (Forged(role="project_admin"), "asks for more than a name"),
         (Forged(extension=x509.BasicConstraints(ca=True, path_length=None)), "asks for more than a name"),
         (Forged(extension=x509.SubjectAlternativeName([x509.DNSName("localhost")])), "asks for more than a name"),
@@ -261,7 +261,7 @@ def test_what_a_site_may_not_ask_for(forged: Forged, sentence: str, key: rsa.RSA
     ],
 )
 def test_keys_of_another_kind(other: Callable[[], Any]) -> None:
-    with refused("expected to be RSA of 2048 bits"):
+    with refused("expected RSA of 2048 bits"):
         read_request(Forged().by(other()), NOW)
 
 
@@ -364,7 +364,7 @@ def test_the_roots_key_is_looked_at(here: Path) -> None:
     with refused("is not the key of the certificate beside it", here / "kits"):
         sign(request)
     root.unlink()
-    with refused("bring it back from where it is kept"):
+    with refused("restore it from where it is kept"):
         sign(request)
     with refused("the root ended on"):
         Path("late").write_bytes(

@@ -281,8 +281,8 @@ ATTACKS: Mapping[str, tuple[Callable[[ModuleType, Path], None], str]] = {
         refused_text(silo_of(more="[privacy]\ndelta = 1e-6"), protocol=BUDGET, data="least-rows = 5"),
         r"\[privacy\] delta = 1e-06 .* dp-delta = 1e-05",
     ),
-    "more than the epsilon of the data set": (charged("a", "b"), "1 runs before may have spent 5, and this one asks"),
-    "an id used again for other settings": (charged("a", "a", batch=3), "1 runs before may have spent 5"),
+    "more than the epsilon of the data set": (charged("a", "b"), "1 earlier runs may have spent 5, and this one asks"),
+    "an id used again for other settings": (charged("a", "a", batch=3), "1 earlier runs may have spent 5"),
     "another framework's sums below a floor": (
         summed(more="[privacy]\nfewest-silos = 3"), r"\[privacy\] fewest-silos = 3",
     ),
@@ -294,7 +294,7 @@ ATTACKS: Mapping[str, tuple[Callable[[ModuleType, Path], None], str]] = {
     "another silo's place in another framework": (
         summed(players=Participation(("silo-2", "silo-3"), 2, 0)), "'silo-1' among them",
     ),
-    "some of a roster's silos": (summed(roster=("silo-1", "silo-2", "silo-3")), "expected all silos of this site's"),
+    "some of a roster's silos": (summed(roster=("silo-1", "silo-2", "silo-3")), "the run's silos differ from those"),
     "a round of one silo": (summed(players=Participation(("silo-1", "silo-2"), 1, 0)), "expected 2 to 2 silos"),
     "another framework's sums at a site with a budget": (
         lambda policy, folder: policy.permitted_sums("", TWO, site(folder, more="[privacy]\nmax-epsilon = 2.0")),
@@ -386,7 +386,7 @@ def test_a_site_charges_a_run_once_and_doctor_tells(tmp_path: Path) -> None:
         site_policy.charge(number * 32, run, file)
     assert sorted(site_policy.spent_by(file).values()) == [5.0, 5.0]
     assert checks.spent(file) == "2 runs may have spent 10 together; the limit of all runs is 10"
-    with pytest.raises(PolicyError, match="2 runs before may have spent 10"):
+    with pytest.raises(PolicyError, match="2 earlier runs may have spent 10"):
         site_policy.charge("c" * 32, run, file)
     alone = file.model_copy(update={"privacy": file.privacy.model_copy(update={"per": "run"})})
     site_policy.charge("c" * 32, run, alone)
@@ -462,7 +462,7 @@ def test_without_a_line_of_the_policy_a_named_attack_gets_through(number: int, t
 
 def test_nothing_else_at_a_site_refuses_what_a_server_sets() -> None:
     """Rooms of a site raise nothing by themselves but for what is wrong with the site's own files and its state."""
-    own = {"startup kit", "has states of this run", "expected a released model"}
+    own = {"startup kit", "has no state of this run", "expected a released model"}
     for name in ("site", "executor"):
         source = Path(site_policy.__file__).with_name(f"{name}.py").read_text()
         for node in ast.walk(ast.parse(source)):

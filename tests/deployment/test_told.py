@@ -504,7 +504,7 @@ def test_no_round_that_a_server_names_brings_back_what_a_role_has_told(tmp_path:
         assert root in again.state().values()
     for number in (10, 20, 30):
         one.keep(client, number)
-    with pytest.raises(ParameterError, match="has states of this run, and none of round 9 or before"):
+    with pytest.raises(ParameterError, match="has no state of this run at round 9 or before"):
         enter(one, run_file, session=9, round=9)
     lasting = tmp_path / "moretta" / "0123abcd" / "lasting.json"
     assert lasting.stat().st_mode & 0o777 == 0o600

@@ -147,7 +147,7 @@ def test_a_proxy_that_keeps_a_site_out_is_named_and_the_remedy_works(
         assert joined.code == 2
         assert "secret" not in server + joined.err
         monkeypatch.setenv("no_proxy", "localhost")
-        assert doctor()["server"].startswith(f"ok answers at localhost:{serving}, and each")
+        assert doctor()["server"].startswith(f"ok answers at localhost:{serving}, and both")
 
 
 @pytest.mark.parametrize("listed", ["*", "other.example", ""])
@@ -156,7 +156,7 @@ def test_a_list_that_does_not_spare_the_server_is_named(
 ) -> None:
     monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("no_proxy", listed)
-    assert "add localhost to no_proxy (gRPC takes names, endings and ranges, and no *)" in doctor()["server"]
+    assert "add localhost to no_proxy (gRPC accepts names, endings and ranges, but no *)" in doctor()["server"]
     monkeypatch.setenv("no_proxy", f"{listed},localhost")
     assert doctor()["server"].startswith("ok ")
 
@@ -170,7 +170,7 @@ def test_a_proxy_that_grpc_does_not_take_is_named_only_where_nothing_answers(
     aim(here / "kits/north", free_port())
     sentence = doctor()["server"]
     assert sentence.startswith("FAIL no server of this federation answers at localhost:")
-    assert sentence.endswith(f"gRPC wants https_proxy=http://HOST:PORT, and takes nothing of {name}")
+    assert sentence.endswith(f"set https_proxy=http://HOST:PORT for gRPC, which ignores {name}")
 
 
 def test_where_the_proxy_is_the_only_way_it_is_gone(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,12 +181,12 @@ def test_where_the_proxy_is_the_only_way_it_is_gone(here: Path, monkeypatch: pyt
         found = doctor("far/north")
         assert found["server's name"] == f"ok is left to the proxy 127.0.0.1:{way.port} (https_proxy), at 127.0.0.1"
         assert found["server"].startswith(f"ok answers at {NOWHERE}:8102 through the proxy 127.0.0.1:{way.port} (")
-        assert "as its greeting has it" in found["clock"]
+        assert "by its greeting" in found["clock"]
         server_connection.reach_by_grpc(here / "far/north")
         assert {head.split()[1] for head in way.asked} == {f"{NOWHERE}:8102"}
     with proxy("403 Forbidden") as way:
         monkeypatch.setenv("https_proxy", way.url)
-        with pytest.raises(RunFailed, match=f"'403 Forbidden': have it let {NOWHERE}:8102 pass, or, where"):
+        with pytest.raises(RunFailed, match=f"'403 Forbidden': have it let {NOWHERE}:8102 pass, or, if"):
             server_connection.reach_by_grpc(here / "far/north")
     monkeypatch.setenv("https_proxy", f"http://{NOWHERE}:1")
     assert f"the name {NOWHERE} of the proxy {NOWHERE}:1 (https_proxy) means nothing" in doctor()["server's name"]
@@ -232,7 +232,7 @@ def test_a_server_that_does_not_reach_itself_says_so_at_once(
     assert called.code == 2
     sentence = called.err.splitlines()[-1]
     assert f"this machine does not reach itself at {host}:" in sentence
-    assert ("means nothing to this machine" if host == NOWHERE else f"{host} ({host}) ") in sentence
+    assert ("does not resolve on this machine" if host == NOWHERE else f"{host} ({host}) ") in sentence
     assert sentence.endswith(
         f"add the line `127.0.0.1 {host}` to /etc/hosts here, or give --host a name or address of this machine"
     )
@@ -274,7 +274,7 @@ def test_a_name_that_nobody_tells_in_time(here: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(server_connection, "WAIT", 0.1)
     released, began = threading.Event(), time.monotonic()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **more: released.wait(60) and ())
-    with pytest.raises(RunFailed, match="the name localhost of the server means nothing to this machine"):
+    with pytest.raises(RunFailed, match="the name localhost of the server does not resolve on this machine"):
         server_connection.reach_by_grpc(here / "kits/north")
     assert time.monotonic() - began < 30
     released.set()
@@ -305,7 +305,7 @@ def test_what_sockets_reach_and_grpc_does_not_is_told(
 ) -> None:
     monkeypatch.setattr(server_connection, "proxy_to", lambda host: None)  # as if by a rule that is not ours
     monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{free_port()}")
-    with pytest.raises(RunFailed, match=r"answers, and to gRPC, FLARE's transport, it does not .*127\.0\.0\.1"):
+    with pytest.raises(RunFailed, match=r"answers, but not to gRPC, FLARE's transport .*127\.0\.0\.1"):
         server_connection.reach_by_grpc(here / "kits/north")
 
 
@@ -337,7 +337,7 @@ def test_a_certificate_outside_of_its_dates_is_named_on_either_side(
     with answering(server) as port:
         ports.append(port)
         dated(here, "admin", now + begins * DAY, now + ends * DAY)
-        with pytest.raises(ParameterError, match=r"does not take the certificate of .* set the clocks"):
+        with pytest.raises(ParameterError, match=r"does not accept the certificate of .* set the clocks"):
             server_connection.reach_by_grpc(admin)
     dated(here, "admin", now - DAY, now + DAY)
     dated(here, "server", now + begins * DAY, now + ends * DAY)

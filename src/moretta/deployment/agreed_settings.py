@@ -1,16 +1,16 @@
-"""What a site has agreed to: the schema and the settings that touch its rows, pinned by its first run.
+"""A site's agreement: the schema and the settings that touch its rows, pinned by its first run.
 
-A server writes each run's text, and sites join every job. Where settings could differ from run to run, ready or refused
-would be one bit about one site's rows for each: seven runs found the oldest patient of a site. So the settings of the
-first run are pinned, before a row is read. Others wait for the site's operator (`moretta accept`).
+A server writes each run's text, and sites join every job. If settings could differ from run to run, each "ready" or
+"refused" would be one bit about a site's rows: seven runs found the oldest patient of a site. So the settings of the
+first run are pinned before a row is read. Other settings wait for the site's operator (`moretta accept`).
 
     <out>/agreed.json    {"format": 1, "agreed": [{"settings", "ready", "closed", "refusals"}], "waiting": {..}}
 
-ready: the site's rows fitted them once. Until then a refusal that depends on rows closes them, and they stay closed
-until the operator acts: a server learns one bit. Later such a refusal costs a round, and `MOST` of them close the
-settings too. A server that chooses the model had a value of one site by 20 rounds, half of them refused; by three
-refusals it takes some 300. closed: when that was, as the site's log has it; empty: open. refusals: how many, since the
-operator acted.
+ready: the site's rows fitted the settings once. Before that, a refusal that depends on rows closes them until the
+operator acts, so a server learns one bit. Later, such a refusal costs a round, and `MOST` of them close the settings
+too. A server that chooses the model found a value of one site in 20 rounds, half of them refused. With at most three
+refusals it needs some 300. closed: the time of closing, as in the site's log; empty: open. refusals: their number since
+the operator acted.
 """
 
 import json
@@ -47,13 +47,13 @@ MOVES: Mapping[str, frozenset[str]] = {
 """Keys that may differ from run to run without the operator: no row is read, refused or left out by them, and no sum
 hides less.
 
-`[model]` may differ too: its size has a limit of its own, and its code a list. A key that is not here is pinned. So are
-`[engine] sites`: who is in a sum decides what it hides, and in a grid the place says which columns a site reads.
+`[model]` may differ too: its size has its own limit, and its code a list. All other keys are pinned, also `[engine]
+sites`: a sum's members decide what it hides, and a site's place in a grid decides which columns it reads.
 """
 
 
 def pinned_settings(run: RunFile) -> Settings:
-    """Return what a site pins of a run."""
+    """Return the settings of a run that a site pins."""
     sections = run_files.as_sections(run)
     pinned = {
         name: {key: value for key, value in section.items() if key not in MOVES.get(name, ())}
@@ -67,7 +67,7 @@ def pinned_settings(run: RunFile) -> Settings:
 
 @dataclass(frozen=True)
 class AgreedSettings:
-    """Settings that the site plays by. ready, closed, refusals: see the opening."""
+    """Settings that the site has agreed to. ready, closed, refusals: see the module."""
 
     settings: Settings
     ready: bool = False
@@ -77,16 +77,16 @@ class AgreedSettings:
 
 @dataclass(frozen=True)
 class RefusedRun:
-    """What a server asked for last, and the site refused. sentence: why. settings: if accepting them helps."""
+    """The run that the site refused last. sentence: why. settings: if accepting them helps."""
 
     sentence: str
     settings: Settings = field(default_factory=dict)
 
 
 class SiteAgreement:
-    """The file of what a site has agreed to, in the folder `out` of its silo.toml.
+    """The file of a site's agreed settings, in the folder `out` of its silo.toml.
 
-    A site that plays and its operator (`moretta accept`) change it one after the other.
+    A lock keeps a running site and its operator (`moretta accept`) from changing it at once.
 
     Raises:
         ParameterError: the file is damaged.
@@ -96,11 +96,11 @@ class SiteAgreement:
         self._path = out / FILE
 
     def agreed(self) -> Sequence[AgreedSettings]:
-        """Return the settings that the site plays by; empty before the first run."""
+        """Return the settings that the site has agreed to; empty before the first run."""
         return self._read()[0]
 
     def waiting(self) -> RefusedRun | None:
-        """Return what was refused last."""
+        """Return the run that was refused last."""
         return self._read()[1]
 
     def check(self, settings: Settings) -> None:
@@ -116,13 +116,13 @@ class SiteAgreement:
             elif not any(entry.settings == settings for entry in agreed):
                 changes = "; ".join(differences(agreed[-1].settings, settings))
                 sentence = (
-                    "the run has another schema, or other settings that touch rows, than this site has agreed to "
+                    "the run's schema or its settings that touch rows differ from those that this site has agreed to "
                     f"({changes:.600}); its operator decides by moretta accept"
                 )
                 self._write(agreed, RefusedRun(sentence, settings))
                 raise PolicyError(sentence)
             elif waiting is not None and not waiting.settings:
-                self._write(agreed, None)  # what was refused by its text alone is over
+                self._write(agreed, None)  # drops a refusal that followed from the text alone
 
     def refuse(self, sentence: str) -> None:
         """Note why a run was refused for another reason, for `moretta doctor`."""
@@ -132,7 +132,7 @@ class SiteAgreement:
                 self._write(agreed, RefusedRun(sentence))
 
     def open(self, settings: Settings) -> None:
-        """Look whether settings are open, before a row is read.
+        """Check that settings are open, before a row is read.
 
         Raises:
             ParameterError: a refusal that depended on rows has closed them.
@@ -141,11 +141,12 @@ class SiteAgreement:
             if entry.settings == settings and entry.closed:
                 raise ParameterError(
                     f"{CLOSED}, last at {entry.closed} (its log says why), and each "
-                    "try tells the server something about them; correct the rows or silo.toml, then run moretta accept"
+                    "try reveals something about them to the server; correct the rows or silo.toml, then run moretta "
+                    "accept"
                 )
 
     def close(self, settings: Settings) -> bool:
-        """Close settings that no run was ready under, as rows did not fit them. Return whether they were open."""
+        """Close settings that rows did not fit, and under which no run was ready. Return whether they were open."""
         before, now = self._change(
             settings, lambda entry: entry if entry.ready or entry.closed else replace(entry, closed=_now())
         )
@@ -166,7 +167,7 @@ class SiteAgreement:
         self._change(settings, lambda entry: replace(entry, ready=True))
 
     def accept(self, shown: RefusedRun | None) -> None:
-        """Play by what was shown to the operator too; where nothing waited, open what is closed."""
+        """Agree to the settings that the operator was shown; where none waited, open closed ones."""
         with alone(self._path):
             agreed, waiting = self._read()
             if shown is None or not shown.settings:
@@ -199,7 +200,7 @@ class SiteAgreement:
             return [], None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ParameterError(
-                f"{self._path} is damaged ({error}); it says which settings this site has agreed to: bring back a "
+                f"{self._path} is damaged ({error}); expected the settings that this site has agreed to: restore a "
                 "copy, or move it away to pin those of the next run"
             ) from None
 
@@ -217,7 +218,7 @@ def _now() -> str:
 
 
 def differences(agreed: Settings, asked: Settings) -> Iterator[str]:
-    """Yield in words what differs between settings: a key with both values, a column with both meanings."""
+    """Yield the differences between settings in words: a key with both values, a column with both meanings."""
     for section in dict.fromkeys((*agreed, *asked)):
         ours, theirs = agreed.get(section, {}), asked.get(section, {})
         for key in dict.fromkeys((*ours, *theirs)):

@@ -8,20 +8,20 @@ A request is a certificate signing request (PKCS #10 in PEM): the site's name an
 signed by the private key, so that its sender has that key. A reply is a JSON object: the certificate and its root,
 the server's address, and the server's key with a signature by it over all of this and over the request's digest.
 
-Nothing in either is secret and neither is trusted, as anybody could have put another in its place. What makes them good
-is that people compare a fingerprint by a second way: the operator that of the request, with the site; the site that of
-the server's key, with the operator, unless it has pinned that key before.
+Neither holds a secret, and neither is trusted, because anybody could replace one. Trust comes from people who compare
+fingerprints by a second way. The operator compares that of the request with the site. The site compares that of the
+server's key with the operator, unless it has pinned the key before.
 
-    KITS/authority/root.key          the root's private key, mode 0600; needed for signing alone, and may lie elsewhere
-                                     between signings: `moretta serve` does not read it
+    KITS/authority/root.key          the root's private key, mode 0600; needed for signing alone, so it may lie
+                                     elsewhere between signings; no run reads it
     KITS/authority/rootCA.pem        its certificate
-    KITS/authority/issued/<digest>   a reply each, by its request's digest; none is ever deleted
+    KITS/authority/issued/<digest>   a reply each, by its request's digest; it is never deleted
     KITS/<name>.reply                the last reply to a site, to be sent to it
     KIT/client.key  KIT/<name>.request   after the request; the key is of mode 0600 and is sent to nobody
     KIT/startup/  KIT/local/         after the reply: a startup kit of FLARE's, with the key moved to startup/
 
-A name is given once, a key is signed once, and so is a request. FLARE has no list of revoked certificates: a site whose
-key was lost is renewed by its operator's word (`--renew`), and the old certificate is good until it ends.
+A name is given once, and a key and a request are signed once. FLARE has no list of revoked certificates: a site that
+lost its key is renewed by its operator (`--renew`), and the old certificate stays valid until it ends.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from moretta.secure_aggregation.identity import (
 )
 
 BITS, EXPONENT = 2048, 65537  # FLARE's ciphers between cells cut at the length of such a key's signatures
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")  # of what FLARE takes, what is a folder's name too and no option
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")  # FLARE's names that also are folders' names and no options
 LARGEST = 64 * 1024  # bytes of a request or a reply; both have about 1 and 4 KiB
 LASTS, AHEAD = timedelta(days=14), timedelta(minutes=10)  # how old a request may be, and clocks apart
 _MADE = "moretta-request-1 "  # before the time, in an attribute of the request
@@ -117,13 +117,15 @@ def read_request(data: bytes, now: datetime) -> Request:
     except (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension):
         raise ParameterError(f"expected a site's request, got another file: {_REMEDY}") from None
     if not isinstance(key, rsa.RSAPublicKey) or key.key_size != BITS or key.public_numbers().e != EXPONENT:
-        raise ParameterError(f"the request's key was expected to be RSA of {BITS} bits, and is another: {_REMEDY}")
+        raise ParameterError(f"the request has another kind of key, expected RSA of {BITS} bits: {_REMEDY}")
     if not proven or not isinstance(request.signature_hash_algorithm, hashes.SHA256):
         raise ParameterError(f"the request is not signed by its own key, or was changed on its way: {_REMEDY}")
     if extensions or len(attributes) != 1 or [oid for oid, _ in subject] != [NameOID.COMMON_NAME]:
         raise ParameterError(f"the request asks for more than a name, which no site needs: {_REMEDY}")
     if not NAME.fullmatch(subject[0][1]):
-        raise ParameterError(f"the request's name was expected to be up to 63 letters, digits, '-' and '_': {_REMEDY}")
+        raise ParameterError(
+            f"the request's name is invalid, expected up to 63 letters, digits, '-' and '_': {_REMEDY}"
+        )
     try:
         text = attributes[0].value.decode() if attributes[0].oid == AttributeOID.UNSTRUCTURED_NAME else ""
         made = datetime.strptime(text, f"{_MADE}%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
@@ -131,8 +133,8 @@ def read_request(data: bytes, now: datetime) -> Request:
         raise ParameterError(f"the request does not say when it was made: {_REMEDY}") from None
     if not -AHEAD < now - made < LASTS:
         raise ParameterError(
-            f"the request was made on {made:%Y-%m-%d %H:%M} UTC, and counts for {LASTS.days} days from then: "
-            f"{_REMEDY}, or set the clock that is wrong"
+            f"the request was made on {made:%Y-%m-%d %H:%M} UTC, and is valid for {LASTS.days} days from then: "
+            f"{_REMEDY}, or set the wrong clock"
         )
     return Request(subject[0][1], key, made, digest_of(data))
 
@@ -146,7 +148,7 @@ def digest_of(data: bytes) -> str:
 
 
 class Reply(BaseModel):
-    """What a site is sent back. root, certificate: PEM. server_key: a public line. signature: of the rest, base64."""
+    """The reply to a site. root, certificate: PEM. server_key: a public line. signature: of the rest, base64."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     format: Literal[1] = 1
@@ -167,7 +169,7 @@ class Reply(BaseModel):
     def key(self, request: str) -> bytes:
         """Return the server's key, which has signed this reply to this request.
 
-        Raises `moretta.errors.ParameterError` for another request's, and for one that was changed.
+        Raises `moretta.errors.ParameterError` for a reply to another request, and for one that was changed.
         """
         key = parse_public_line(self.server_key)
         try:
@@ -193,7 +195,7 @@ def read_reply(data: bytes) -> Reply:
 
 
 def read_small(path: Path) -> bytes:
-    """Return what a file holds that somebody sent. Raises ParameterError where it is too long for its kind."""
+    """Return the content of a file that somebody sent. Raises ParameterError where it is too long for its kind."""
     with path.open("rb") as stream:
         data = stream.read(LARGEST + 1)
     if len(data) > LARGEST:
@@ -202,7 +204,7 @@ def read_small(path: Path) -> bytes:
 
 
 def same_fingerprint(written: str, own: str) -> bool:
-    """Return whether somebody has written a fingerprint down rightly, with or without spaces, in any case."""
+    """Return whether a written fingerprint is this one, with or without spaces, in any case."""
     plain = [re.sub(r"[\s:-]", "", each).lower() for each in (written, own)]
     return plain[0] == plain[1]
 
@@ -218,10 +220,10 @@ def sign(
 ) -> tuple[Request, Path]:
     """Issue a certificate to a site that asks for one; return the request, and the file of the reply to it.
 
-    path: of the request. folder: of the kits. agrees: asks a person whether the request's fingerprint is what the site
-    has read out. now: with a time zone. renew: whether a site that has a certificate may have another one.
-    Raises `moretta.errors.ParameterError`, and issues nothing, for a request that is not what it should be, a name or
-    key that is taken, and where `agrees` does not.
+    path: of the request. folder: of the kits. agrees: asks a person whether the site read out the request's
+    fingerprint. now: with a time zone. renew: whether a site with a certificate may have another one.
+    Raises `moretta.errors.ParameterError`, and issues nothing, for an invalid request, a name or key that is taken, and
+    where `agrees` returns false.
     """
     processes.require()
     if not keys_at_sites(folder):
@@ -236,8 +238,8 @@ def sign(
         _check_free(request, str(manifest["host"]), authority / ISSUED, renew)
         if not agrees(request):
             raise ParameterError(
-                "not signed: the fingerprint is not what the site has read out, so this may be another's request; have "
-                "the site send its own again"
+                "not signed: the fingerprint differs from the one that the site read out, so this may be another's "
+                "request; have the site send its own again"
             )
         certificate, root = _certify(request, authority, now)
         reply = Reply(
@@ -277,7 +279,7 @@ def _check_free(request: Request, host: str, issued: Path, renew: bool) -> None:
 
 
 def _certify(request: Request, authority: Path, now: datetime) -> tuple[str, str]:
-    """Return the certificate and its root's, in PEM. Of the request it takes the name and the key, and nothing else."""
+    """Return the certificate and its root's, in PEM. From the request it takes only the name and the key."""
     from nvflare.lighter.utils import Identity as Party
     from nvflare.lighter.utils import generate_cert
 
@@ -299,7 +301,7 @@ def _certify(request: Request, authority: Path, now: datetime) -> tuple[str, str
 def _root_key(path: Path, root: x509.Certificate) -> rsa.RSAPrivateKey:
     """Return the root's private key. Raises `moretta.errors.ParameterError` where it is open to others, or another."""
     if not path.exists():
-        raise ParameterError(f"{path} is not there: bring it back from where it is kept, and take it away afterwards")
+        raise ParameterError(f"{path} does not exist: restore it from where it is kept, and remove it afterwards")
     if os.name == "posix" and path.stat().st_mode & 0o077:
         raise ParameterError(
             f"{path} is open to others (mode {path.stat().st_mode & 0o777:04o}); run: chmod 600 {path}"
@@ -309,7 +311,7 @@ def _root_key(path: Path, root: x509.Certificate) -> rsa.RSAPrivateKey:
     except (ValueError, TypeError):
         key = None
     if not isinstance(key, rsa.RSAPrivateKey) or key.public_key() != root.public_key():
-        raise ParameterError(f"{path} is not the key of the certificate beside it: bring back the right one")
+        raise ParameterError(f"{path} is not the key of the certificate beside it: restore the right one")
     return key
 
 
@@ -325,8 +327,8 @@ def request(kit: Path, file: SiloFile, now: datetime) -> tuple[Request, Path]:
     name = file.engine_name
     if not NAME.fullmatch(name):
         raise ParameterError(
-            f"FLARE takes up to 63 letters, digits, '-' and '_' as a site's name, got {name!r}; rename the silo, or "
-            "give it an engine-name in the roster"
+            f"the site's name in FLARE is {name!r}; expected up to 63 letters, digits, '-' and '_': rename the silo, "
+            "or give it an engine-name in the roster"
         )
     if kit.exists() and (not kit.is_dir() or any(kit.iterdir())):
         raise ParameterError(f"{kit} exists and is not empty, and a key is never overwritten: name a new folder")
@@ -342,9 +344,9 @@ def request(kit: Path, file: SiloFile, now: datetime) -> tuple[Request, Path]:
 def complete(kit: Path, file: SiloFile, path: Path, agrees: Callable[[bytes], bool]) -> str:
     """Make a startup kit of a folder that `request` made, and return the fingerprint of the server's key.
 
-    path: of the server's reply. agrees: asks a person whether a server's key is what its operator has read out; asked
-    where silo.toml or the roster pins none. Raises `moretta.errors.ParameterError`, and leaves the folder as it was,
-    where the reply is to another request, of another server, or not what it should be.
+    path: of the server's reply. agrees: asks a person whether the operator read out this server's key; used where
+    neither silo.toml nor the roster pins one. Raises `moretta.errors.ParameterError`, and leaves the folder as it was,
+    for an invalid reply, or one to another request or of another server.
     """
     processes.require("edge-flare" if file.silo.edge else "flare")
     name = file.engine_name
@@ -385,15 +387,15 @@ def complete(kit: Path, file: SiloFile, path: Path, agrees: Callable[[bytes], bo
 
 
 def _check_server(key: bytes, file: SiloFile, kit: Path, agrees: Callable[[bytes], bool]) -> None:
-    """Raise `moretta.errors.ParameterError` unless a server's key is the one that is meant."""
+    """Raise `moretta.errors.ParameterError` unless a server's key is the expected one."""
     pinned, where = kits.pinned(file, kit / "local")
     if pinned and key not in pinned:
         raise ParameterError(
-            f"the reply is signed by {fingerprint(key)}, and {where} pins {' and '.join(map(fingerprint, pinned))}: it "
-            "is another server's, or its key has changed; ask its operator"
+            f"the reply is signed by {fingerprint(key)}, and {where} pins {' and '.join(map(fingerprint, pinned))}: "
+            "another server signed it, or the key has changed; ask the server's operator"
         )
     if not pinned and not agrees(key):
         raise ParameterError(
-            "not completed: the fingerprint is not what the server's operator has read out, so this may be another's "
-            "reply; have it sent again"
+            "not completed: the fingerprint differs from the one that the server's operator read out, so this may be "
+            "another's reply; have it sent again"
         )

@@ -1,7 +1,7 @@
-"""What `moretta doctor` looks at: a machine, a kit, a site and a run. `moretta join` begins with those of its site.
+"""The checks of `moretta doctor`: of a machine, a kit, a site and a run. `moretta join` begins with those of its site.
 
-A check is a function that returns a sentence, `Warned` where it passes and should be heeded, or raises one of
-`moretta.errors` with what to do; it changes nothing.
+A check is a function that returns a sentence, `Warned` for a warning, or raises one of `moretta.errors` with a remedy.
+It changes nothing.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ T = TypeVar("T")
 
 
 class Warned(str):
-    """A sentence about what passes and should be heeded."""
+    """The sentence of a check that passes with a warning."""
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One thing that was looked at. sentence: what was found, and where it does not pass what to do.
+    """The result of one check. sentence: the finding, and a remedy where it does not pass.
 
-    warns: it passes, and should be heeded all the same.
+    warns: whether it passes with a warning.
     """
 
     what: str
@@ -60,7 +60,7 @@ class CheckResult:
 
 
 def look(what: str, check: Callable[[], str]) -> CheckResult:
-    """Make a result of what a check returns or raises."""
+    """Run a check; return its sentence or its error as a result."""
     try:
         text = check()
     except MorettaError as error:
@@ -76,7 +76,7 @@ def look(what: str, check: Callable[[], str]) -> CheckResult:
 
 
 def loaded(what: str, path: Path, load: Callable[[], T]) -> tuple[T | None, CheckResult]:
-    """Return what a file holds, or None, and the result of reading it."""
+    """Return a file's content, or None, and the result of reading it."""
     contents: list[T] = []
 
     def check() -> str:
@@ -98,7 +98,7 @@ def python() -> str:
     version, (first, last) = sys.version_info[:2], PYTHONS
     if not first <= version <= last:
         raise ParameterError(
-            f"is {version[0]}.{version[1]}, and FLARE runs on 3.11 to 3.13; make an environment with one"
+            f"is {version[0]}.{version[1]}; FLARE needs 3.11 to 3.13: make an environment with one of these"
         )
     return f"version {version[0]}.{version[1]}"
 
@@ -106,32 +106,30 @@ def python() -> str:
 def pytorch(edge: bool) -> str:
     """Check that PyTorch is installed, where the silo is no edge client."""
     if edge:
-        return "an edge site runs none, whether it is there or not"
+        return "an edge site does not use it"
     return f"version {_installed('torch', 'torch')}; sites run the server's, or one of [engine] torch-versions"
 
 
 def _installed(package: str, extra: str) -> str:
-    """Return the version of a package. extra: of this one, with which it comes."""
+    """Return the version of a package. extra: Moretta's extra that installs it."""
     if importlib.util.find_spec(package) is None:
         raise MissingExtra(f"is not installed; install it by: pip install 'moretta[{extra}]'")
     return metadata.version(package)
 
 
 def flare(extra: str) -> str:
-    """Check that FLARE is installed. extra: of this package, with which it comes."""
+    """Check that FLARE is installed. extra: Moretta's extra that installs it."""
     version = _installed("nvflare", extra)
     numbers = tuple(int(part) if part.isdecimal() else 0 for part in version.split(".")[:2])
     if numbers < FLARE:
-        raise ParameterError(
-            f"is version {version}, and 2.9 at least is needed; run: pip install -U 'moretta[{extra}]'"
-        )
+        raise ParameterError(f"is version {version}, expected 2.9 or newer; run: pip install -U 'moretta[{extra}]'")
     return f"version {version}"
 
 
 def confinement() -> str:
     """Check that the kernel can confine a process that runs somebody else's graph."""
     if not landlock():
-        return Warned("this kernel has no Landlock (Linux 5.13), so a graph's process is not kept from your files")
+        return Warned("this kernel has no Landlock (Linux 5.13), so a graph's process could read your files")
     return "Landlock keeps the process of a graph from your files"
 
 
@@ -146,8 +144,8 @@ def device_is_there(device: str) -> str:
 
     number = int(device.partition(":")[2] or 0)
     if not torch.cuda.is_available() or number >= torch.cuda.device_count():
-        raise ParameterError(f'PyTorch finds no {device} here; correct [limits] device, for example to "cpu"')
-    return f"{device} is there"
+        raise ParameterError(f'PyTorch finds no {device}; correct [limits] device, for example to "cpu"')
+    return f"{device} is available"
 
 
 def memory(size: int, holders: int) -> str:
@@ -157,17 +155,17 @@ def memory(size: int, holders: int) -> str:
         return f"{_shown(free)} free; give --run to compare with what a model takes"
     if free < needed:
         raise ParameterError(
-            f"{_shown(free)} free, and this model takes {_shown(needed)} at least; end other programs, or use another "
+            f"{_shown(free)} free, and this model needs at least {_shown(needed)}; end other programs, or use another "
             "machine"
         )
-    return f"{_shown(free)} free; parameters are {_shown(size)}, and a round takes {_shown(needed)} at least"
+    return f"{_shown(free)} free; parameters are {_shown(size)}, and a round needs at least {_shown(needed)}"
 
 
 def disk(out: Path, size: int) -> str:
     """Check that a run fits at a folder. size: bytes of the parameters."""
     free, needed = shutil.disk_usage(_nearest(out)).free, max(LEAST_DISK, KEPT * size)
     if free < needed:
-        raise ParameterError(f"{_shown(free)} free, and {_shown(needed)} should be; make room, or name another folder")
+        raise ParameterError(f"{_shown(free)} free, expected {_shown(needed)}; make room, or name another folder")
     return f"{_shown(free)} free at {_nearest(out)}"
 
 
@@ -199,27 +197,27 @@ def _shown(size: int) -> str:
 SOON = timedelta(days=30)  # in which a certificate should be renewed
 WAIT = 4.0  # seconds in which a server is to answer
 TIME = 1.0  # seconds in which it is to say its time
-APART, FAR = 30.0, 600.0  # seconds between two clocks that should be heeded, and that do not pass
-POLICIES = ("authorization.json", "authorization.json.default")  # in local/; the first that is there counts
+APART, FAR = 30.0, 600.0  # seconds between two clocks that give a warning, and that do not pass
+POLICIES = ("authorization.json", "authorization.json.default")  # in local/; the first that exists counts
 PORT = 8002  # of `moretta serve` where no other is named
 
 
 def kind_of(kit: Path, with_silo: bool) -> str:
-    """Return "server" or "site". with_silo: whether a silo.toml was given too, which only a site has."""
+    """Return "server" or "site". with_silo: whether there is a silo.toml too, which only a site has."""
     kind = "server" if kits.is_server(kit) else "site"
     if with_silo and kind == "server":
-        raise ParameterError(f"{kit} is the server's kit, and silo.toml a site's; give the site's own kit")
+        raise ParameterError(f"{kit} is the server's kit, and silo.toml is a site's; give the site's own kit")
     return kind
 
 
 def certificate(kit: Path, now: datetime) -> str:
-    """Check that FLARE would take the certificate, and that it lasts a while."""
+    """Check that FLARE would accept the certificate, and that it does not end soon."""
     kits.check_certificates(kit, now)
     until = kits.validity_of(kit)[1]
     if until - now < SOON:
         return Warned(
-            f"ends in {(until - now).days} days, on {until:%Y-%m-%d}; have new kits made before, or ask again by "
-            "moretta join --request where the key is this site's own"
+            f"ends in {(until - now).days} days, on {until:%Y-%m-%d}; have new kits made before, or run moretta join "
+            "--request if the key is this site's own"
         )
     return f"is of {kits.name_of(kit)}, issued by the kit's root, valid until {until:%Y-%m-%d}"
 
@@ -231,12 +229,12 @@ def private_key(kit: Path) -> str:
     if os.name == "posix" and mode & 0o077:
         return Warned(f"is open to others (mode {mode:04o}); run: chmod 600 {path}")
     if kits.for_trials(kit):
-        return Warned("was made by the server, for trials; for another, made here: moretta join KIT --silo --request")
+        return Warned("was made by the server, for trials; make your own by moretta join KIT --silo --request")
     return "is closed to others"
 
 
 def patched(kit: Path, silo: Path | None) -> str:
-    """Check that the kit runs our jobs."""
+    """Check that the kit runs Moretta's jobs."""
     missing = provisioning.lacks(kit, silo)
     if missing:
         return (
@@ -247,7 +245,7 @@ def patched(kit: Path, silo: Path | None) -> str:
 
 
 def policy(kit: Path) -> str:
-    """Check whom a site's kit lets bring code: FLARE's own policy lets administrators of every organisation."""
+    """Check who may bring code by a site's kit: by FLARE's own policy, administrators of every organisation."""
     path = next((path for name in POLICIES if (path := kit / "local" / name).exists()), None)
     roles = {} if path is None else load_json(path).get("permissions", {})
     byoc = {role: own.get("byoc", "none") if isinstance(own, dict) else own for role, own in roles.items()}
@@ -255,25 +253,25 @@ def policy(kit: Path) -> str:
     if path is None or open_to:
         whom = ", ".join(open_to) if path is not None else "everybody"
         return Warned(
-            f"{whom} may bring code in a job, and it would run here with all rights of this site; set byoc to none for "
+            f"{whom} may bring code in a job, which would run here with all rights of this site; set byoc to none for "
             f"each role in {kit / 'local' / POLICIES[0]}"
         )
     resources = kits.resources(kit)
     if "*" in resources.get("class_allow_list", []) or resources.get("class_list_enforcement_mode") == "warn":
         return Warned(
-            "a job may name any class here; in local/resources.json, take '*' out of class_allow_list, and warn out of "
+            "a job may name any class; in local/resources.json, remove '*' from class_allow_list, and warn from "
             "class_list_enforcement_mode"
         )
     return "lets nobody bring code"
 
 
 def server_answers(kit: Path) -> str:
-    """Check that the server is there for FLARE's transport, and that each takes the other's certificate."""
-    return f"answers at {server_connection.reach_by_grpc(kit, WAIT)}, and each takes the other's certificate"
+    """Check that the server answers FLARE's transport, and that both accept each other's certificate."""
+    return f"answers at {server_connection.reach_by_grpc(kit, WAIT)}, and both accept each other's certificate"
 
 
 def clock(kit: Path, now: datetime, named: bool) -> str:
-    """Compare with the dates of the certificate, which a new kit has from its making, and with the server's clock."""
+    """Compare the clock with the certificate's dates, which begin when a kit is made, and with the server's clock."""
     begins, ends = kits.validity_of(kit)
     if now < begins:
         raise ParameterError(
@@ -282,13 +280,13 @@ def clock(kit: Path, now: datetime, named: bool) -> str:
     ahead = server_connection.clock_of_server(kit, TIME) if named else None
     if ahead is None:
         return Warned(
-            f"is unknown: no server says its time; {now:%Y-%m-%d %H:%M} UTC is after the kit was made "
+            f"is unknown: no server sends its time; {now:%Y-%m-%d %H:%M} UTC is after the kit was made "
             f"({begins:%Y-%m-%d %H:%M} UTC){'' if now <= ends else ' and after its certificate ended'}"
         )
     difference = f"is {abs(ahead):.0f} s {'behind' if ahead > 0 else 'ahead of'} the server's"
     if abs(ahead) > FAR:
-        raise ParameterError(f"{difference}; set the clock that is wrong, best by NTP")
-    return Warned(f"{difference}; set both by NTP") if abs(ahead) > APART else f"{difference}, as its greeting has it"
+        raise ParameterError(f"{difference}; set the wrong clock, best by NTP")
+    return Warned(f"{difference}; set both by NTP") if abs(ahead) > APART else f"{difference}, by its greeting"
 
 
 def free_port(kit: Path | None, port: int | None) -> str:
@@ -300,13 +298,15 @@ def free_port(kit: Path | None, port: int | None) -> str:
 
 def own_key(local: Path) -> str:
     """Check that the server has its own key. local: the folder of its kit."""
-    return f"{fingerprint(identity_of(local).public_key)}; sites have it pinned, and compare it (moretta keys show)"
+    return f"{fingerprint(identity_of(local).public_key)}; sites pin it, and compare it (moretta keys show)"
 
 
 def belongs(kit: Path, silo: Path, file: SiloFile) -> str:
-    """Check that a silo.toml and a site's kit are of the same site. Raises `moretta.errors.ParameterError`."""
+    """Check that a silo.toml and a site's kit belong to the same site. Raises `moretta.errors.ParameterError`."""
     if kits.is_server(kit):
-        raise ParameterError(f"{kit} is the server's kit; a site joins by its own, which moretta serve made beside it")
+        raise ParameterError(
+            f"{kit} is the server's kit; a site needs its own: name the one that moretta serve made beside it"
+        )
     name = file.engine_name
     if name != kits.name_of(kit):
         raise ParameterError(
@@ -316,23 +316,23 @@ def belongs(kit: Path, silo: Path, file: SiloFile) -> str:
 
 
 def identified(file: SiloFile) -> str:
-    """Check a site's own key against its list of everybody's. Raises `moretta.errors.ParameterError`."""
+    """Check a site's own key against its roster. Raises `moretta.errors.ParameterError`."""
     roster = file.load_roster()
     if roster is None or file.silo.roster is None or file.silo.identity is None:
-        return "none, so it is for runs without a roster"
+        return "not set, so this site is for runs without a roster"
     identity = Identity.load(file.base / file.silo.identity)
     roster.check([file.silo.name])
     if roster.keys[file.silo.name] != identity.public_key:
         raise ParameterError(
             f"the key of {file.silo.name} in {file.base / file.silo.roster} is not that of "
-            f"{file.base / file.silo.identity}; put there what moretta keys show prints"
+            f"{file.base / file.silo.identity}; put the line of moretta keys show there"
         )
     mine = fingerprint(identity.public_key)
     return f"{mine}, in a roster of {len(roster.keys)} whose digest begins with {roster.digest[:32]}"
 
 
 def pinned(kit: Path, file: SiloFile) -> str:
-    """Check that a site knows its server by a key. Raises `moretta.errors.ParameterError`."""
+    """Check that a site pins its server's key. Raises `moretta.errors.ParameterError`."""
     local = kit / "local"
     keys, where = kits.pinned(file, local)
     if not keys:
@@ -340,12 +340,12 @@ def pinned(kit: Path, file: SiloFile) -> str:
     text = f"{' and '.join(map(fingerprint, keys))}, of {where}"
     others = server_keys(local)
     if others and not set(others) & set(keys):
-        return Warned(f"{text}; the kit has {' and '.join(map(fingerprint, others))}: ask which the server has")
+        return Warned(f"{text}; the kit has {' and '.join(map(fingerprint, others))}: ask the operator which is right")
     return text
 
 
 def _file_of(data: RowsSection) -> str:
-    """Return what rows are read from: of a folder of images the table that names them."""
+    """Return the file of the rows: for a folder of images the table that names them."""
     return data.source if data.source != FOLDER or data.labels is None else str(data.labels)
 
 
@@ -369,11 +369,11 @@ def openable(file: SiloFile) -> str:
 
 
 def mapped(file: SiloFile) -> str:
-    """Check that [mapping] fits the site's tables, and count what it does. Raises `moretta.errors.ParameterError`."""
+    """Check that [mapping] fits the site's tables, and count its effect. Raises `moretta.errors.ParameterError`."""
     data, mapping = file.data, file.mapping
     source = _file_of(data)
     if not is_table(source):
-        raise ParameterError(f"[mapping] is for tables, not for [data] source = {source!r}; remove it")
+        raise ParameterError(f"[mapping] needs tables, got [data] source = {source!r}; remove it")
     names = [source, *([] if data.test is None else [data.test])]
     return "; ".join(f"{name}: {mapping.read(file.base / name, data.form, name)[1].sentence()}" for name in names)
 
@@ -391,7 +391,7 @@ def model(run_file: RunFile, file: SiloFile | None, server: bool, built: list[Fe
     """
     source = run_file.model.source
     if not server and file is not None and file.silo.edge:
-        return f"{source}: an edge site runs no code of it, and the server sends the graph"
+        return f"{source}: an edge site runs none of its code, because the server sends the graph"
     if server:
         federation = shared_settings.server_side(run_file, run_file.folder)
         federation.rehearse(run_file.run.rounds, run_file.run.seed)
@@ -400,7 +400,7 @@ def model(run_file: RunFile, file: SiloFile | None, server: bool, built: list[Fe
         federation = shared_settings.server_side(run_file, run_file.base)
     built.append(federation)
     digest = shared_settings.model_digest(federation, run_file)[:32]
-    from moretta.protocols.common.modules import size  # it needs torch, as the federation does
+    from moretta.protocols.common.modules import size  # needs torch, like the federation
 
     count = size(federation.model)
     return f"{source} of {count} parameters; its digest begins with {digest}, the same for all"
@@ -415,17 +415,17 @@ def roster_lists_all(run_file: RunFile) -> str:
 
 
 def rows_fit(run_file: RunFile, file: SiloFile) -> str:
-    """Check that a site's rows can be read as a run wants them."""
+    """Check that a site's rows can be read in the form that a run expects."""
     known = _as_sent(run_file, file)
     silos = EdgeRole(known, file).silos if file.silo.edge else shared_settings.site_side(known, file).silos
     mine = next(silo for silo in silos if not silo.remote)
     held = sum(len(part[0]) for part in (mine.held_out, mine.validation) if part is not None)
     more = f"; {held} more are held back" if held else ""
-    return f"{len(mine.x)} rows of shape {list(mine.x.shape[1:])}, as the run wants them{more}"
+    return f"{len(mine.x)} rows of shape {list(mine.x.shape[1:])}, as the run expects{more}"
 
 
 def _as_sent(run_file: RunFile, file: SiloFile | None) -> RunFile:
-    """Return a run as a site has it, which its silo.toml permits."""
+    """Return a run as the site receives it, if its silo.toml permits it."""
     text = shared_settings.shared_text(run_file)
     if file is None:
         return run_files.loads(text, run_file.base / "run.toml")
@@ -433,26 +433,26 @@ def _as_sent(run_file: RunFile, file: SiloFile | None) -> RunFile:
 
 
 def agreed(run_file: RunFile | None, file: SiloFile) -> str:
-    """Say which settings a site has agreed to, what waits, and whether a run is among them."""
+    """Report the settings that a site has agreed to, a refused run, and whether a run is among them."""
     agreement = SiteAgreement(file.out)
     known, waiting = agreement.agreed(), agreement.waiting()
     if closed := [entry for entry in known if entry.closed]:
         raise ParameterError(
-            f"this site's rows did not fit the run's settings at {closed[0].closed}, as its log says; correct the rows "
-            "or silo.toml, then run moretta accept"
+            f"this site's rows did not fit the run's settings at {closed[0].closed} (see its log); correct the rows or "
+            "silo.toml, then run moretta accept"
         )
     if known and run_file is not None:
         settings = pinned_settings(_as_sent(run_file, file))
         if all(entry.settings != settings for entry in known):
             changes = "; ".join(differences(known[-1].settings, settings))
-            return Warned(f"the run differs from what this site has agreed to ({changes:.600}); see moretta accept")
+            return Warned(f"the run differs from this site's agreed settings ({changes:.600}); see moretta accept")
     if waiting is not None:
         return Warned(f"a run was refused: {waiting.sentence}")
     return f"{len(known)} sets of settings" if known else "nothing yet: the first run's settings will be pinned"
 
 
 def spent(file: SiloFile) -> str:
-    """Tell what the site's rows have spent of its own limit."""
+    """Report the epsilon that the site's runs may have spent of its own limit."""
     before, most = site_policy.spent_by(file), file.privacy.max_epsilon
     of = "of all runs" if file.privacy.per == "data set" else "of each run"
     return f"{len(before)} runs may have spent {sum(before.values()):g} together; the limit {of} is {most:g}"
@@ -464,8 +464,8 @@ def same_sums(run_file: RunFile, file: SiloFile) -> str:
     if (secure.roster is None) == (file.silo.roster is None) or secure.scheme == "none":
         return f"scheme {secure.scheme}, {'with' if secure.roster is not None else 'without'} a roster"
     if secure.roster is None:
-        return Warned("silo.toml has a roster, and the run none; have the run name the same one")
-    raise ParameterError("the run has a roster, and silo.toml none; add roster and identity to [silo]")
+        return Warned("silo.toml has a roster, and the run has none; have the run name the same one")
+    raise ParameterError("the run has a roster, and silo.toml has none; add roster and identity to [silo]")
 
 
 def bytes_of(federation: Federation) -> int:
@@ -477,8 +477,8 @@ def bytes_of(federation: Federation) -> int:
 
 
 def run_folder(out: Path, server: bool) -> str:
-    """Check that a run folder can be written to, and warn of one that a server has used already."""
+    """Check that a run folder can be written to, and warn of a used one."""
     text = writable(out)
     if server and out.exists() and any(out.iterdir()):
-        return Warned(f"{out} is not empty; go on with that run by --resume, or name another by --out")
+        return Warned(f"{out} is not empty; continue that run by --resume, or name another by --out")
     return text

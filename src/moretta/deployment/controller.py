@@ -1,4 +1,4 @@
-"""The server's job in FLARE: plays the run, and sends what the server asks to the sites' jobs."""
+"""The server's job in FLARE: it runs the rounds, and sends the server's messages to the sites' jobs."""
 
 import json
 import logging
@@ -41,20 +41,20 @@ SPEAK = 10.0  # seconds
 class Controller(FlareController):
     """Plays a run as the server.
 
-    FLARE makes it with whatever a job says, so making one does nothing: `moretta.deployment.job.check_signed` comes
-    before a path is touched or a text is read. The key by which it signs and checks is no argument: it lies beside the
-    server's kit, or where the kit says.
+    FLARE makes it with any arguments of a job, so making one does nothing: `moretta.deployment.job.check_signed` comes
+    before a path is touched or a text is read. Its signing key is not an argument: it lies beside the server's kit, or
+    where the kit names it.
 
     Args:
         run: The run file as TOML, all of it.
         base: The folder beside which its paths resolve.
         digest: Of the shared settings.
         out: The run folder; empty for one in the job's own workspace.
-        resume: Whether to go on from its last checkpoint.
-        wait: Seconds in which sites are to come.
-        status: The file that says how the run ended; empty for none.
-        made: When the job was made, by which no two jobs have one signature.
-        signature: Of all that, by the server's key, in hex.
+        resume: Whether to continue from its last checkpoint.
+        wait: Seconds to wait for sites.
+        status: The file for the run's end; empty for none.
+        made: The time at which the job was made, so that no two jobs have the same signature.
+        signature: Of all these, by the server's key, in hex.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Controller(FlareController):
         """Ignore it: there are no tasks."""
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        """Play the run to its end; whatever goes wrong ends the job with one sentence."""
+        """Carry out the run; each error ends the job with one sentence."""
 
         def aborted() -> None:
             if abort_signal.triggered:
@@ -99,7 +99,7 @@ class Controller(FlareController):
             self._fail(str(error), 2, fl_ctx)
         except MorettaError as error:
             self._fail(str(error), 1, fl_ctx)
-        except Exception as error:  # FLARE would tell nobody why
+        except Exception as error:  # FLARE would report no reason
             log.exception("the run failed")
             self._fail(f"{type(error).__name__}: {error}", 1, fl_ctx)
 
@@ -140,7 +140,7 @@ class Controller(FlareController):
                 waiting=lambda sentence: self._tell({"state": "waiting", "sentence": sentence}),
             )
 
-            def keep_in_touch() -> None:  # so that a site that is asked nothing does not take its server for gone
+            def keep_in_touch() -> None:  # so that an idle site does not consider its server gone
                 while not ended.wait(SPEAK):
                     sites.speak()
 
@@ -184,7 +184,7 @@ def _hello(federation: Federation, run_file: RunFile, digest: str, place: Checkp
 
 
 def _released(result: Result, out: Path) -> bytes:
-    """Return what sites are given of a run that has ended; nothing where nothing is released."""
+    """Return a finished run's release for sites; empty where nothing is released."""
     if result.released is None:
         return b""
     inputs = {name: value for name, value in read_inputs(out).items() if name != "format"}

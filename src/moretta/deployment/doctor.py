@@ -1,6 +1,6 @@
-"""`moretta doctor`: checks whether a machine could take part, and says how to mend what keeps it from that.
+"""`moretta doctor`: check whether a machine could take part, with a remedy for each failed check.
 
-This file says which checks are made (`moretta.deployment.checks`), and in which order.
+This file chooses the checks (`moretta.deployment.checks`) and their order.
 """
 
 from __future__ import annotations
@@ -28,13 +28,18 @@ def examine(
 ) -> list[CheckResult]:
     """Make every check that the arguments allow.
 
-    kit, silo: a site's. run: the server's run file, with its kit or without; at a site, what its rows are to fit.
-    port: that the server is to listen at, else its kit's. now: instead of the clock's, with a time zone.
-    Raises `moretta.errors.ParameterError` where nothing is given.
+    Args:
+        kit, silo: a site's.
+        run: the server's run file, with its kit or without; at a site, the run file that its rows must fit.
+        port: the port of the server; None takes its kit's.
+        now: with a time zone; None takes the clock's.
+
+    Raises:
+        moretta.errors.ParameterError: without arguments.
     """
     if kit is None and silo is None and run is None:
         raise ParameterError(
-            "nothing to look at: give --kit and --silo of a site, or --run of the server, or all three at a site"
+            "there is nothing to check: give --kit and --silo at a site, or --run at the server, or all three at a site"
         )
     return list(_results(kit, silo, run, port, now or datetime.now(UTC)))
 
@@ -82,7 +87,7 @@ def _of_kit(kit: Path, silo: Path | None, server: bool, now: datetime) -> Iterat
     yield look("patched", lambda: checks.patched(kit, silo))
     yield look("kit writable", lambda: checks.writable(kit / "local"))
     if server:
-        text = f"says {now:%Y-%m-%d %H:%M} UTC; with what others say it is compared by moretta doctor at a site"
+        text = f"says {now:%Y-%m-%d %H:%M} UTC; moretta doctor at a site compares it with others"
         yield CheckResult("clock", True, text)
         if certificate.passes:
             yield look("server's name", lambda: server_connection.own_address(kit))

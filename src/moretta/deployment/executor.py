@@ -27,7 +27,7 @@ from moretta.errors import ParameterError
 
 log = logging.getLogger("moretta")
 
-SILENCE = 600.0  # seconds without a word from the server after which a job that it left behind ends
+SILENCE = 600.0  # seconds without a message from the server after which a job ends
 LOOK, HEARD = 5.0, 15.0  # seconds; its server speaks to a site at least every ten
 
 
@@ -66,7 +66,7 @@ class Executor(FlareExecutor):
             if self._holder is not None and silent < HEARD:
                 self._holder.touch()
             if silent > SILENCE:
-                log.warning("the server has said nothing for %g s; this job ends", SILENCE)
+                log.warning("the server has sent nothing for %g s; this job ends", SILENCE)
                 os._exit(0)  # FLARE's own threads would hold the process; what is kept is on disk, whole
 
     def _site(self, folder: Path, name: str) -> Site:
@@ -90,7 +90,7 @@ def file_of(folder: Path) -> SiloFile:
         path = Path(content["silo"])
     except (OSError, ValueError, KeyError, TypeError):
         raise ParameterError(
-            f"{folder / SILO} does not say where this site's silo.toml is; run: moretta kit patch KIT --silo silo.toml"
+            f"{folder / SILO} does not name this site's silo.toml; run: moretta kit patch KIT --silo silo.toml"
         ) from None
     file = silo_file.load(path)
     changed = {"edge": True} if content.get("edge") else {}

@@ -21,7 +21,7 @@ META, SERVER, SITE = "meta.json", "moretta-server", "moretta-site"
 OF_SERVER, OF_SITE = f"{SERVER}/config/config_fed_server.json", f"{SITE}/config/config_fed_client.json"
 _PURPOSE = "job of the server"
 PLAYED = "moretta-played.txt"  # in the local folder of a server's kit
-OF_FLARE = ".__nvfl_"  # what names begin with of files that FLARE leaves in a job which it signs
+OF_FLARE = ".__nvfl_"  # begins the names of files that FLARE adds to a job that it signs
 _PLAIN: Mapping[str, Any] = {
     "format_version": 2,
     "task_data_filters": [],
@@ -31,7 +31,7 @@ _PLAIN: Mapping[str, Any] = {
 
 
 def check(run_file: RunFile) -> None:
-    """Raise `moretta.errors.ParameterError` for a run file that is not for many machines."""
+    """Raise `moretta.errors.ParameterError` unless a run file is for many machines."""
     if run_file.engine.name != "flare":
         raise ParameterError(
             f'[engine] name = "{run_file.engine.name}" is for one machine; many need name = "flare", sites, and [data] '
@@ -40,14 +40,14 @@ def check(run_file: RunFile) -> None:
 
 
 def site_names(run_file: RunFile) -> list[str]:
-    """Return the sites' names in FLARE: the silos' own, but where the roster says otherwise."""
+    """Return the sites' names in FLARE: the silos' own, unless the roster names others."""
     roster = run_file.secure_aggregation.roster
     names = list(run_file.engine.sites)
     return names if roster is None else [Roster.load(run_file.resolve(roster)).engine_name(name) for name in names]
 
 
 def write_job(run_file: RunFile, folder: Path, identity: Identity, **controller: str | bool | float) -> None:
-    """Write a job in the place of whatever is in the folder.
+    """Write a job, and replace the folder's content.
 
     Args:
         run_file: The server's, whole.
@@ -92,12 +92,12 @@ def write_job(run_file: RunFile, folder: Path, identity: Identity, **controller:
 
 
 def signed_part(**server: str | bool | float) -> str:
-    """Return what the server's key signs of a job: the arguments of its controller, as JSON."""
+    """Return the signed part of a job: the arguments of its controller, as JSON."""
     return json.dumps(server, sort_keys=True)
 
 
 def play_once(signature: str, local: Path) -> None:
-    """Record that a job runs, unless it is: of two copies that come at once, one runs.
+    """Record that a job runs; of two copies at once, only one runs.
 
     Args:
         signature: Of the job, in hex.
@@ -114,7 +114,7 @@ def play_once(signature: str, local: Path) -> None:
 def _check_first(signature: str, local: Path) -> None:
     if signature in Journal(local / PLAYED).lines():
         raise ParameterError(
-            "this job ran before, and a signed job runs once; make another by moretta job, or go on with "
+            "this job ran before, and a signed job runs once; make another by moretta job, or continue "
             "a run by moretta serve --resume"
         )
 
@@ -122,9 +122,9 @@ def _check_first(signature: str, local: Path) -> None:
 def check_signed(signed: str, signature: str, identity: Identity, local: Path) -> None:
     """Check that the holder of the server's key made a job, and that it runs for the first time.
 
-    FLARE lets every administrator who may submit jobs name the class of a server's job, with any arguments. They name
-    paths and code of the server's machine, and sites take the run for the server's word. Who may submit a job could
-    also submit a copy, and each run tells more about the same rows.
+    FLARE lets every administrator who may submit jobs name the class of a server's job, with any arguments. These name
+    paths and code of the server's machine, and sites trust the run as the server's. Such an administrator could also
+    submit a copy, and each run reveals more about the same rows.
 
     Args:
         signed: As of `signed_part`.
@@ -148,9 +148,9 @@ def check_signed(signed: str, signature: str, identity: Identity, local: Path) -
 
 
 def check_replaced(folder: Path) -> None:
-    """Raise `moretta.errors.ParameterError` where a user's folder holds what is no job of ours, or is none."""
+    """Raise `moretta.errors.ParameterError` unless a path is free, or a folder that is empty or holds a job of ours."""
     if folder.exists() and not _is_ours(folder):
-        raise ParameterError(f"{folder} exists and is no job of Moretta's; name another folder by --out")
+        raise ParameterError(f"{folder} exists and is not a job of Moretta; name another folder by --out")
 
 
 def _is_ours(folder: Path) -> bool:

@@ -1,7 +1,7 @@
-"""`moretta join`: patch a startup kit, wait for the server, start FLARE's client, and say what becomes of it.
+"""`moretta join`: patch a startup kit, wait for the server, start FLARE's client, and report its progress.
 
-FLARE's client outlives a job, and ends when `moretta serve` ends its server after a run. Then the server's next run is
-waited for, and another client started, until somebody ends the command.
+FLARE's client outlives a job, and ends when `moretta serve` ends its server after a run. Then the command waits for the
+server's next run and starts another client, until somebody ends it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from moretta.errors import ParameterError, RunFailed
 from moretta.protocols.registry import check_edge_packages
 
 LOOK = 0.2
-AGAIN = 2.0  # seconds between two tries to reach a server that is not there yet
-ENDING = 30.0  # seconds that a server has to be gone in, once it has ended this site's client
+AGAIN = 2.0  # seconds between two tries to reach a server that has not started yet
+ENDING = 30.0  # seconds for a server to stop, once it has ended this site's client
 MINUTE = 60.0  # seconds between two lines about rounds
-OFTEN, WITHIN = 4, 150.0  # so many connections in so many seconds: somebody else takes them over; FLARE starts by two
+OFTEN, WITHIN = 4, 150.0  # connections in seconds by which another machine competes; FLARE starts with two
 LOCK = "join.lock"
 KIT_HELD = "this kit has joined already, by {holder}; a site joins once, so leave one of them"
 OUT_HELD = (
@@ -41,19 +41,19 @@ OUT_HELD = (
     "as two federations need"
 )
 TWICE = (
-    "the server drops this site's connection again and again, as it does where the same kit has joined on another "
-    "machine too; leave one of them"
+    "the server repeatedly drops this site's connection, probably because the same kit has joined on another machine "
+    "too; stop one of them"
 )
 Say = Callable[[str], None]
-LOGGED = re.compile(r"\d{4}-\d\d-\d\d \S+ ([A-Z]+) (.*)")  # a line of a site's log: its level and what it says
+LOGGED = re.compile(r"\d{4}-\d\d-\d\d \S+ ([A-Z]+) (.*)")  # a line of a site's log: its level and its text
 TICKET = re.compile(r" \(ticket \w+\)")
 
 
 @dataclass(frozen=True)
 class Attendance:
-    """What a site took part in since a moment.
+    """A site's runs since a moment.
 
-    out: its folder. ended: those of runs, the last one last. going: whether one began after these.
+    out: its folder. ended: the folders of finished runs, the last one last. going: whether another run has begun.
     """
 
     out: Path
@@ -62,7 +62,7 @@ class Attendance:
 
     @classmethod
     def since(cls, out: Path, began: float) -> Attendance:
-        """Return it as the folder has it. began: by `time.time`."""
+        """Return the attendance in a site's folder. began: by `time.time`."""
         checkpoints = sorted((path.stat().st_mtime, path.parent) for path in out.glob("*/checkpoint"))
         folders = [folder for moment, folder in checkpoints if moment >= began]
         ended = [folder for folder in folders if (end := folder / "run.toml").exists() and end.stat().st_mtime >= began]
@@ -77,7 +77,7 @@ class Attendance:
     def sentence(self) -> str:
         """Return it as a sentence."""
         if not self.ended:
-            return f"took part in no run to its end; what this site keeps is in {self.out}"
+            return f"finished no run; this site's files are in {self.out}"
         left = f"left no model; its folder is {self.ended[-1]}" if self.model is None else f"left {self.model}"
         return f"took part in {len(self.ended)} run{'s' if len(self.ended) > 1 else ''}; the last one {left}"
 
@@ -90,12 +90,15 @@ class Attendance:
 def join(
     kit: Path, silo: Path, say: Say, *, edge: bool = False, memory_limit_mib: float | None = None, once: bool = False
 ) -> Attendance:
-    """Take part in a server's runs by a startup kit until somebody interrupts; return what came of it.
+    """Take part in a server's runs by a startup kit until an interrupt; return the attendance.
 
-    A server that is not there yet is waited for, and after a run its next one. once: return after the first one's run.
-    Raises `moretta.errors.ParameterError` for what cannot work: a kit, a silo.toml, keys or rows that are wrong or do
-    not fit, a clock outside of the certificate's dates, a server of another federation; `moretta.errors.RunFailed`
-    where FLARE's client ends by itself; and KeyboardInterrupt where one comes before a run has ended, or within one.
+    The site waits for the server to start, and after a run for its next one. once: return after the first run.
+
+    Raises:
+        moretta.errors.ParameterError: a kit, a silo.toml, keys or rows are wrong or do not fit, the clock is outside
+            the certificate's dates, or the server belongs to another federation.
+        moretta.errors.RunFailed: FLARE's client ends without an interrupt.
+        KeyboardInterrupt: the interrupt comes before a run has ended, or within a run.
     """
     began = time.time()
     file = silo_file.load(silo)
@@ -118,7 +121,7 @@ def join(
 
 
 def _check(kit: Path, silo: Path, file: SiloFile) -> None:
-    """Look, before anything is started, at what `moretta doctor` looks at."""
+    """Make the site's checks of `moretta doctor`, before anything is started."""
     checks.belongs(kit, silo, file)
     kits.check_certificates(kit)
     checks.identified(file)
@@ -131,10 +134,10 @@ def _check(kit: Path, silo: Path, file: SiloFile) -> None:
 
 def _join(kit: Path, out: Path, settings: Mapping[str, object], say: Say, *, once: bool) -> None:
     if kits.for_trials(kit):
-        say("this kit is for trials: its private key was made by the server (else: moretta join --request)")
+        say("this kit is for trials: the server made its private key (make your own: moretta join --request)")
     remembered = kit / "local" / "join.json"
     if processes.end_left_over(remembered):
-        say("ended what an earlier join of this kit, which was killed, had left running")
+        say("ended the processes of an earlier join of this kit that was killed")
     for change in provisioning.patch(kit):
         say(change)
     write_atomically(kit / "local" / SILO, (json.dumps(settings, indent=2) + "\n").encode())
@@ -148,8 +151,8 @@ def _join(kit: Path, out: Path, settings: Mapping[str, object], say: Say, *, onc
             _watch(client, kit, site, flare, say)
         if client.returncode != 0:
             raise RunFailed(
-                f"FLARE's client ended with exit code {client.returncode}; {out / 'flare.log'} says why, and joining "
-                "again goes on with its run, or takes part in the next one"
+                f"FLARE's client ended with exit code {client.returncode}; see {out / 'flare.log'}, and join again to "
+                "continue its run or to join the next one"
             )
         if once:
             return
@@ -158,7 +161,7 @@ def _join(kit: Path, out: Path, settings: Mapping[str, object], say: Say, *, onc
 
 
 def _wait_for_end(kit: Path) -> None:
-    """Return once a server that ends is gone; one of FLARE's own stays."""
+    """Return once an ending server is gone; a plain FLARE server stays."""
     until = time.monotonic() + ENDING
     with suppress(RunFailed):
         while time.monotonic() < until:
@@ -168,7 +171,7 @@ def _wait_for_end(kit: Path) -> None:
 
 
 def _wait_for_server(kit: Path, say: Say) -> None:
-    """Return once the server and this kit take each other's certificate; a server that is not there yet may come."""
+    """Wait until the server answers, and it and this kit accept each other's certificate."""
     reason, refused = "", False
     while True:
         try:
@@ -184,16 +187,16 @@ def _wait_for_server(kit: Path, say: Say) -> None:
         except ParameterError:
             if refused:
                 raise
-            refused = True  # one that is just ending hangs up too: only the second time in a row is it meant
+            refused = True  # a server that is ending hangs up too: only a second refusal in a row counts
             time.sleep(LOOK)
 
 
 def _watch(
     client: processes.Parent, kit: Path, site: Iterator[list[bytes]], flare: Iterator[list[bytes]], say: Say
 ) -> None:
-    """Say what the site's log says (`Voice`) until the client ends, and where another has joined by the same kit.
+    """Report the site's log (`Voice`) until the client ends, and warn where another has joined by the same kit.
 
-    site, flare: what comes to their logs.
+    site, flare: the new lines of their logs.
     """
     host, port = kits.address_of(kit)
     again = f"=> {host}:{port}] is created: PID: {client.pid}".encode()  # what FLARE logs when this process connects
@@ -222,7 +225,7 @@ def _watch(
 
 
 class Voice:
-    """Says what a site's log says: of rounds the last one, once a minute, and what goes wrong again and again once."""
+    """Reports a site's log: the last round once a minute, and each repeated error once."""
 
     def __init__(self, say: Say) -> None:
         self._say, self._round, self._spoke = say, "", float("-inf")
@@ -234,17 +237,17 @@ class Voice:
         if what.startswith("round "):
             self._round = line
             return
-        if level:  # else it goes on with the line before
+        if level:  # other lines continue the one before
             known, wrong = TICKET.sub("", what), level in ("WARNING", "ERROR")
-            closed = CLOSED in known and any("takes no part" in wrong for wrong in self._wrong)  # it said so by itself
+            closed = CLOSED in known and any("takes no part" in wrong for wrong in self._wrong)  # already reported
             self._again = wrong and (known in self._wrong or closed)
             self._wrong |= {known} if wrong else set()
         if not self._again:
-            self._say_round()  # else it would come behind what followed it
+            self._say_round()  # keeps the order of lines
             self._say(line)
 
     def speak(self) -> None:
-        """Say which round it is, if that was not said in the last minute."""
+        """Report the round, at most once a minute."""
         if time.monotonic() - self._spoke >= MINUTE:
             self._say_round()
 

@@ -1,17 +1,17 @@
-"""Startup kits of NVIDIA FLARE: what is in one, whoever made it, and whether FLARE would take its certificates.
+"""Startup kits of NVIDIA FLARE: their content, of any origin, and whether FLARE would accept their certificates.
 
-A kit is a folder with `startup/` (who the party is, whom it trusts, where the server is) and `local/` (what it allows
-on its own machine). FLARE signs neither in a plain kit: its trust is mutual TLS, and `local/` is the party's to edit.
-It fails at a wrong certificate without a word, so that we look first. `provisioning` makes and patches.
+A kit is a folder with `startup/` (the party, its trusted root, the server's address) and `local/` (what it allows on
+its own machine). FLARE signs neither in a plain kit: its trust is mutual TLS, and the party may edit `local/`. FLARE
+fails silently at a wrong certificate, so Moretta checks first. `provisioning` makes and patches kits.
 
-A site takes for the server who holds a key that it has pinned, one or, while they change, two:
+A site recognises the server by a pinned key, or two while they change:
 
-    silo.toml       [silo] server-key       counts where it is there
+    silo.toml       [silo] server-key       counts if set
     roster.toml     [server] key            else this, of the site's own copy, if it names one
     <kit>/local/moretta-server.pub          else this, which is in the kits that `moretta serve` makes
 
-The server's own key (`moretta.secure_aggregation.identity.Identity`) is a file on its machine: beside the kits and in
-none of them, or where the server's kit says.
+The server's own key (`moretta.secure_aggregation.identity.Identity`) is a file on its machine: beside the kits and
+outside them all, or where the server's kit names it.
 """
 
 import json
@@ -36,15 +36,15 @@ from moretta.secure_aggregation.identity import KEY_FILE, Identity, Roster, fing
 SILO = "moretta.json"  # in local/: at a site where its silo.toml is, at the server where its key is
 SERVER_KEY = "moretta-server.pub"  # in local/ of a site: the server's public key, a line, or two while it changes
 NONE_PINNED = (
-    "no key of the server's is pinned here, so that anybody could pose as it: have its operator run moretta keys show "
-    "KITS, and put that line into silo.toml as [silo] server-key, or run moretta kit patch KIT --server-key LINE"
+    "no key of the server is pinned here, so anybody could pose as it: have its operator run moretta keys show KITS, "
+    "and put that line into silo.toml as [silo] server-key, or run moretta kit patch KIT --server-key LINE"
 )
 
 
 def pinned(file: SiloFile, local: Path) -> tuple[tuple[bytes, ...], str]:
-    """Return the keys that a site has pinned, and where from; none without any.
+    """Return the keys that a site has pinned, perhaps none, and their origin.
 
-    local: of the site's kit. Raises `moretta.errors.ParameterError` for what should hold them and does not.
+    local: of the site's kit. Raises `moretta.errors.ParameterError` for a damaged file of keys.
     """
     if file.silo.server_key:
         return parse_server_keys(file.silo.server_key), "silo.toml"
@@ -54,7 +54,7 @@ def pinned(file: SiloFile, local: Path) -> tuple[tuple[bytes, ...], str]:
 
 
 def trust_of(file: SiloFile, local: Path) -> Trust:
-    """Return what a site checks and opens the messages sent to it by: the server's pinned keys, and its own.
+    """Return the keys by which a site checks and opens messages: the server's pinned keys, and its own.
 
     Raises `moretta.errors.PeerError` where no key is pinned, and `moretta.errors.ParameterError` for a damaged file.
     """
@@ -66,7 +66,7 @@ def trust_of(file: SiloFile, local: Path) -> Trust:
 
 
 def check_listed(identity: Identity, roster: Roster | None) -> None:
-    """Raise `moretta.errors.ParameterError` where a roster names the server's keys, and this is none of them."""
+    """Raise `moretta.errors.ParameterError` where a roster names the server's keys, without this one."""
     if roster is not None and roster.server and identity.public_key not in roster.server:
         raise ParameterError(
             f"the roster lists {' and '.join(map(fingerprint, roster.server))} as the server's key, and this server's "
@@ -75,9 +75,9 @@ def check_listed(identity: Identity, roster: Roster | None) -> None:
 
 
 def server_keys(local: Path) -> tuple[bytes, ...]:
-    """Return the server's public keys that a site's kit has, by its local folder; none where it has none.
+    """Return the server's public keys in the local folder of a site's kit, perhaps none.
 
-    Raises ParameterError for a file that holds something else.
+    Raises ParameterError for a file with other content.
     """
     path = local / SERVER_KEY
     try:
@@ -85,34 +85,36 @@ def server_keys(local: Path) -> tuple[bytes, ...]:
         return parse_server_keys(lines) if lines else ()
     except (OSError, ValueError, ParameterError) as error:
         raise ParameterError(
-            f"{path} was expected to hold the server's public key ({error}); write it anew by moretta kit patch KIT "
+            f"{path} does not hold the server's public key ({error}); write it again by moretta kit patch KIT "
             "--server-key"
         ) from None
 
 
 def identity_of(local: Path) -> Identity:
-    """Return the server's own key: what the local folder of its kit names, else what is beside the kit.
+    """Return the server's own key: the one that the local folder of its kit names, else the one beside the kit.
 
-    Raises ParameterError where there is neither.
+    Raises ParameterError without either.
     """
     beside = local.resolve().parent.parent / KEY_FILE
     path = (load_json(local / SILO) if (local / SILO).exists() else {}).get("identity", str(beside))
     if not isinstance(path, str) or (path == str(beside) and not beside.exists()):
         raise ParameterError(
-            f"{local / SILO} does not say where the server's key is; run: moretta keys new --out DIR, and then: "
+            f"{local / SILO} does not name the server's key; run: moretta keys new --out DIR, and then: "
             "moretta kit patch KIT --server-key DIR"
         )
     return Identity.load(path)
 
 
 def load_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a file. Raises ParameterError for anything else."""
+    """Return the JSON object in a file. Raises ParameterError for other content."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise ParameterError(f"{path} was expected to be readable JSON: {error}") from error
+        raise ParameterError(f"{path} is not readable JSON ({error}); restore it, or get a new kit") from error
     if not isinstance(content, dict):
-        raise ParameterError(f"{path} was expected to hold a JSON object, and holds a {type(content).__name__}")
+        raise ParameterError(
+            f"{path} holds a {type(content).__name__}, expected a JSON object; restore it, or get a new kit"
+        )
     return content
 
 
@@ -123,7 +125,7 @@ KINDS = {"server": "fed_server.json", "client": "fed_client.json", "admin": "fed
 
 @dataclass(frozen=True)
 class Kits:
-    """Where the kits of one federation are: the server's, one a site, the administrator's."""
+    """The folders of one federation's kits: the server's, one a site, the administrator's."""
 
     server: Path
     sites: Mapping[str, Path]
@@ -132,7 +134,7 @@ class Kits:
 
 @dataclass(frozen=True)
 class Certificates:
-    """The files by which a kit proves who it is (certificate, private key) and knows the others (root)."""
+    """The files that prove a kit's identity (certificate, private key) and check that of others (root)."""
 
     certificate: Path
     key: Path
@@ -150,15 +152,15 @@ def name_of(kit: Path) -> str:
 
 
 def is_server(kit: Path) -> bool:
-    """Tell a server's kit from a site's. Raises ParameterError where `kit` is neither."""
+    """Return whether a kit is a server's and not a site's. Raises ParameterError for any other."""
     kind = kind_of(kit)
     if kind == "admin":
-        raise ParameterError(f"expected a server's or a site's kit, and {kit} is an administrator's: name another")
+        raise ParameterError(f"{kit} is an administrator's kit, expected a server's or a site's: name another")
     return kind == "server"
 
 
 def for_trials(kit: Path) -> bool:
-    """Tell whether a site's kit says that its private key was not made at the site."""
+    """Return whether a site's kit is marked for trials: its private key was not made at the site."""
     return (kit / TRIAL).exists()
 
 
@@ -188,12 +190,12 @@ def certificates_of(kit: Path) -> Certificates:
 
 
 def kind_of(kit: Path) -> str:
-    """Return whose kit it is: "server", "client" or "admin". Raises ParameterError where it is none."""
+    """Return a kit's kind: "server", "client" or "admin". Raises ParameterError for a folder that is not a kit."""
     for kind, file in KINDS.items():
         if (kit / "startup" / file).is_file() and (kit / "local").is_dir():
             return kind
     raise ParameterError(
-        f"{kit} is no startup kit of FLARE: expected local/ and one of {', '.join(KINDS.values())} in its startup/"
+        f"{kit} is not a startup kit of FLARE: expected local/ and one of {', '.join(KINDS.values())} in its startup/"
     )
 
 
@@ -202,11 +204,11 @@ def _startup(kit: Path) -> dict[str, Any]:
 
 
 def resources(kit: Path) -> dict[str, Any]:
-    """Return what a kit allows on its machine. Raises ParameterError where it says nothing."""
+    """Return what a kit allows on its machine. Raises ParameterError without such a file."""
     for file in ("resources.json", "resources.json.default"):
         if (kit / "local" / file).is_file():
             return load_json(kit / "local" / file)
-    raise ParameterError(f"expected resources.json or resources.json.default in {kit / 'local'}, and there is neither")
+    raise ParameterError(f"{kit / 'local'} has neither resources.json nor resources.json.default; get a new kit")
 
 
 def write(path: Path, content: Mapping[str, Any] | str) -> None:
@@ -233,7 +235,7 @@ def chain_in(path: Path) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise ParameterError(f"{path} was expected to be a certificate: get a new kit") from error
+        raise ParameterError(f"{path} is not a readable certificate: get a new kit") from error
 
 
 def _named_in(certificate: x509.Certificate, attribute: x509.ObjectIdentifier) -> str:
@@ -260,9 +262,7 @@ def check_certificates(kit: Path, now: datetime | None = None) -> None:
     try:
         key = load_pem_private_key(files.key.read_bytes(), None)
     except (OSError, ValueError, TypeError) as error:
-        raise ParameterError(
-            f"{files.key} was expected to be a private key without a password: get a new kit"
-        ) from error
+        raise ParameterError(f"{files.key} is not a private key without a password: get a new kit") from error
     if key.public_key() != chain[0].public_key():
         raise ParameterError(f"{files.key} is not the key of the certificate beside it: get both from one kit")
     if kind_of(kit) != "server" and subject(kit) != name_of(kit):
@@ -276,8 +276,8 @@ def _check_dates(kit: Path, chain: Sequence[x509.Certificate], now: datetime) ->
         begins, ends = each.not_valid_before_utc, each.not_valid_after_utc
         if now < begins:
             raise ParameterError(
-                f"a certificate of {kit} is valid from {begins:%Y-%m-%d %H:%M} UTC, and not now, as this machine's "
-                f"clock says {now.astimezone(UTC):%Y-%m-%d %H:%M} UTC: set the clock"
+                f"a certificate of {kit} is valid from {begins:%Y-%m-%d %H:%M} UTC, and not now, because this "
+                f"machine's clock says {now.astimezone(UTC):%Y-%m-%d %H:%M} UTC: set the clock"
             )
         if now > ends:
             raise ParameterError(
@@ -287,7 +287,7 @@ def _check_dates(kit: Path, chain: Sequence[x509.Certificate], now: datetime) ->
 
 
 def validity_of(kit: Path) -> tuple[datetime, datetime]:
-    """Return from when until when all of a kit's certificates are valid."""
+    """Return the begin and the end of the time in which all of a kit's certificates are valid."""
     files = certificates_of(kit)
     chain = [*chain_in(files.certificate), *chain_in(files.root)[:1]]
     return max(each.not_valid_before_utc for each in chain), min(each.not_valid_after_utc for each in chain)

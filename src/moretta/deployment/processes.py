@@ -1,4 +1,4 @@
-"""The parent processes of kits, and all that they start: started, found again by a mark, and ended."""
+"""The parent processes of kits and their children: start, find again by a mark, and end them."""
 
 import contextlib
 import importlib.util
@@ -18,12 +18,12 @@ from moretta.engines.files import write_atomically
 from moretta.errors import MissingExtra
 
 MALLOC = {"MALLOC_ARENA_MAX": "4"}  # as the start scripts of FLARE do
-MARK = "MORETTA_FAMILY"  # in the environment, which job processes inherit and nothing else has
-STEP = 0.05  # seconds between two looks at processes that are to end
+MARK = "MORETTA_FAMILY"  # in the environment, which only job processes inherit
+STEP = 0.05  # seconds between two looks at ending processes
 
 
 class Parent(subprocess.Popen[bytes]):
-    """The process of a kit. family: what its environment, and that of all that it starts, is marked with."""
+    """The process of a kit. family: the mark in its environment and its children's."""
 
     family: str = ""
 
@@ -31,16 +31,16 @@ class Parent(subprocess.Popen[bytes]):
 def require(extra: str = "flare") -> None:
     """Raise MissingExtra where FLARE is not installed; its processes would only end with a stack trace in a log.
 
-    extra: what it comes with.
+    extra: Moretta's extra that installs it.
     """
     if importlib.util.find_spec("nvflare") is None:
         raise MissingExtra(f"this command needs nvflare; install it by: pip install 'moretta[{extra}]'")
 
 
 def start(kit: Path, log: Path, env: Mapping[str, str] | None = None) -> Parent:
-    """Start the server or the site of a kit; what it and its job processes print goes to the end of `log`.
+    """Start the server or the site of a kit; its output and its job processes' is appended to `log`.
 
-    env: instead of this process's own. The process leads a session of its own, so that ^C here does not reach it.
+    env: instead of this process's own. The process leads its own session, so that ^C here does not reach it.
     Raises ParameterError as `kits.check_certificates`, and where FLARE is not installed.
     """
     require()
@@ -72,7 +72,7 @@ def start(kit: Path, log: Path, env: Mapping[str, str] | None = None) -> Parent:
 def running(kit: Path, log: Path, remembered: Path) -> Iterator[Parent]:
     """Run the server or the site of a kit, and leave none of its processes behind.
 
-    log: as of `start`. remembered: the file by which anyone who is next finds them, where this process is killed.
+    log: as in `start`. remembered: the file by which the next command finds them, if this process is killed.
     """
     parent = start(kit, log)
     try:
@@ -84,10 +84,10 @@ def running(kit: Path, log: Path, remembered: Path) -> Iterator[Parent]:
 
 
 def stop(parent: Parent, patience: float = 10.0) -> None:
-    """End a process that `start` gave, and every job process that it has started; afterwards none is left.
+    """End a process of `start` and all its job processes.
 
-    patience: seconds in which they may end by themselves after a SIGTERM to the parent. A job process leads a session
-    of its own and looks once a second whether its parent lives.
+    patience: seconds in which they may end after a SIGTERM to the parent, before they are killed. A job process leads
+    its own session and checks once a second whether its parent lives.
     """
     if parent.poll() is None:
         parent.terminate()
@@ -99,15 +99,15 @@ def stop(parent: Parent, patience: float = 10.0) -> None:
 
 
 def remember(parent: Parent, path: Path) -> None:
-    """Write down a process that `start` gave, for `end_left_over`."""
+    """Record a process of `start`, for `end_left_over`."""
     write_atomically(path, json.dumps({"pid": parent.pid, "family": parent.family}).encode(), 0o600)
 
 
 def end_left_over(path: Path) -> bool:
-    """End what `remember` wrote down, and all that it has started; tell whether anything of it was still there.
+    """End the process that `remember` recorded and its children; return whether any was still running.
 
-    For a process that starts after one that was killed and could not `stop`. Processes are known by the mark in their
-    environment, so another process that now has the same id is left alone. The file is removed afterwards.
+    It is for a process that starts after one that was killed and could not `stop`. The mark in their environment
+    identifies the processes, so another process with the same id is left alone. The file is removed afterwards.
     """
     try:
         left = json.loads(path.read_text())
@@ -121,7 +121,7 @@ def end_left_over(path: Path) -> bool:
 
 
 def family_of(parent: Parent) -> list[int]:
-    """Return the ids of the processes that a parent has started, directly or not, and that have not ended."""
+    """Return the ids of a parent's running children, direct or not."""
     return [process.pid for process in _marked(parent.family) if process.pid != parent.pid]
 
 
@@ -135,7 +135,7 @@ def _marked(family: str) -> list[psutil.Process]:
 
 
 def _end_marked(family: str, first: int) -> None:
-    """Kill all of a family. first: the parent, which goes before the others: it would start them again."""
+    """Kill a family. first: the parent, killed first because it would start the others again."""
     while family_left := _marked(family):
         for process in [process for process in family_left if process.pid == first] or family_left:
             with contextlib.suppress(psutil.Error):

@@ -1,11 +1,11 @@
 """Startup kits made and patched: of a server, of one administrator, and of sites.
 
-KITS/server/  admin/  kits.json  identity.key  identity.pub     always; identity.key is the server's, in no kit
-KITS/<site>/                    for trials, by `moretta serve`: with a private key that was made here, and marked so
-KITS/authority/                 by `moretta kit new`: the root's key, by which requests of sites are signed
+    KITS/server/  admin/  kits.json  identity.key  identity.pub     always; identity.key is the server's, in no kit
+    KITS/<site>/                    for trials, by `moretta serve`: with a private key made here, and marked so
+    KITS/authority/                 by `moretta kit new`: the root's key, which signs requests of sites
 
-A patch lets a kit run us, whoever made it: a class that jobs may use, a launcher that restarts them, whom a site
-trusts.
+A patch lets a kit of any origin run Moretta: a class that jobs may use, a launcher that restarts them, and the server's
+key that a site trusts.
 """
 
 import contextlib
@@ -42,11 +42,18 @@ Files = dict[Path, Mapping[str, Any] | str]
 
 
 def patch(kit: Path, silo: Path | None = None, server_key: Sequence[str] = ()) -> list[str]:
-    """Make a server's or a site's kit able to run us; a second time changes nothing.
+    """Patch a server's or a site's kit to run Moretta; a second time changes nothing.
 
-    silo: the site's silo.toml, written down for the job processes of a site. server_key: at a site, the server's public
-    key as a line or a file, or two; at the server, the file or folder of its own, where that is not beside the kit.
-    Returns a sentence for each change. Raises ParameterError for a `kit` of another kind and for an invalid key.
+    Args:
+        silo: the site's silo.toml, recorded for the job processes of a site.
+        server_key: at a site, the server's public key as a line or a file, or two; at the server, the file or folder of
+            its own key, where that is not beside the kit.
+
+    Returns:
+        A sentence for each change.
+
+    Raises:
+        ParameterError: a `kit` of another kind, or an invalid key.
     """
     files, done = _changes(kit, silo, server_key)
     for path, content in files.items():
@@ -60,10 +67,10 @@ def lacks(kit: Path, silo: Path | None = None) -> list[str]:
 
 
 def _changes(kit: Path, silo: Path | None, server_key: Sequence[str] = ()) -> tuple[Files, list[str]]:
-    """Return the files that a patch writes, with what they are to hold, and a sentence for each change."""
+    """Return the files of a patch with their content, and a sentence for each change."""
     server, files, local = kits.is_server(kit), Files(), kit / "local"
     if silo is not None and server:
-        raise ParameterError(f"{kit} is the server's kit, and a server has no silo: patch a site's kit with it")
+        raise ParameterError(f"{kit} is the server's kit, which takes no silo.toml: give --silo with a site's kit")
     resources = kits.resources(kit)
     communication, noted = (
         {} if not file.exists() else load_json(file) for file in (local / COMMUNICATION, local / SILO)
@@ -74,19 +81,21 @@ def _changes(kit: Path, silo: Path | None, server_key: Sequence[str] = ()) -> tu
         files[local / "resources.json"] = resources
     if communication | STREAMING != communication:
         files[local / COMMUNICATION] = communication | STREAMING
-        done.append("A reply that has been sent is given up after 3 s instead of 60 (comm_config.json).")
-    places = {} if silo is None else {"silo": os.path.abspath(silo)}  # links as given: what it names lies beside
+        done.append("Retries of a sent reply end after 3 s instead of 60 (comm_config.json).")
+    places = (
+        {} if silo is None else {"silo": os.path.abspath(silo)}
+    )  # links stay, because relative paths start beside them
     places |= {"identity": _own_key(kit, server_key)} if server and server_key else {}
     if noted | places != noted:
         files[local / SILO] = noted | places
-        what = "Where the site's silo.toml is" if silo is not None else "Where the server's key is"
-        done.append(f"{what} has been written down ({SILO}).")
+        what = "The path of the site's silo.toml" if silo is not None else "The path of the server's key"
+        done.append(f"{what} is recorded ({SILO}).")
     if server_key and not server:
         lines = [public_line(read_public_key(key)) if os.path.exists(key) else key for key in server_key]
         text = "".join(f"{public_line(key)}\n" for key in parse_server_keys(lines))
         if not (local / SERVER_KEY).exists() or (local / SERVER_KEY).read_text() != text:
             files[local / SERVER_KEY] = text
-            done.append(f"Whom the site takes for the server has been written down ({SERVER_KEY}).")
+            done.append(f"The server's key is pinned at the site ({SERVER_KEY}).")
     return files, done
 
 
@@ -98,7 +107,7 @@ def _own_key(kit: Path, keys: Sequence[str]) -> str:
 
 
 def _allow(resources: dict[str, Any], class_path: str) -> list[str]:
-    """Let jobs make one class of ours, and nothing else of the package: a job names any callable, with arguments."""
+    """Let jobs make one class of the package and nothing else: a job names any callable, with arguments."""
     allowed = list(resources.get("class_allow_list", []))
     kept = [
         each for each in allowed if each == class_path or each.partition(".")[0] != "moretta"
@@ -118,8 +127,8 @@ def _replace_launcher(resources: dict[str, Any], kit: Path) -> list[str]:
         components.append(launcher := {"id": LAUNCHER_ID, "path": STOCK_LAUNCHER, "args": {}})
     if launcher.get("path") not in (STOCK_LAUNCHER, LAUNCHER):
         raise ParameterError(
-            f"{kit} starts its jobs by {launcher.get('path')}, and Moretta needs FLARE's own process launcher there: "
-            f"remove {LAUNCHER_ID} from local/resources.json"
+            f"{kit} starts its jobs by {launcher.get('path')}, expected FLARE's own process launcher: remove "
+            f"{LAUNCHER_ID} from local/resources.json"
         )
     if launcher["path"] == LAUNCHER:
         return []
@@ -135,7 +144,7 @@ def _keep_logs(resources: dict[str, Any]) -> list[str]:
 
 
 def _keep_jobs(resources: dict[str, Any], kit: Path) -> list[str]:
-    """Let a server of ours keep jobs and snapshots in its kit, also after the kit was moved."""
+    """Let the server keep jobs and snapshots in its kit, also after the kit was moved."""
     managers = [each for each in resources.get("components", []) if each.get("id") == "job_manager"]
     snapshots = resources.get("snapshot_persistor", {}).get("args", {}).get("storage", {})
     changed = False
@@ -162,7 +171,7 @@ MANIFEST = "kits.json"
 AUTHORITY, ROOT_KEY, ROOT = "authority", "root.key", "rootCA.pem"
 ROOT_DAYS = 3650  # of a root that signs requests; its certificates end after 360 days, as all of FLARE's
 AT_SITES = "sites"  # in the manifest, as where keys are made
-LONGEST_HOST = 64  # of a common name
+LONGEST_HOST = 64  # characters of a common name
 TRIAL_TEXT = """This kit is for trials.
 
 Its private key was made on the server's machine, and not at the site. Anyone who ran `moretta serve` there, or
@@ -170,19 +179,24 @@ saw this kit on its way, could pose as the site. Between organisations the site 
 sees: moretta join KIT --silo silo.toml --request (docs/deploy.md).
 """
 SHARED_STORAGE = "/tmp/nvflare/"  # FLARE's default: every server of a machine, and every user of it, would share it
-HEARTBEATS = 30  # seconds without one of a site's, sent each 10, after which it counts as gone; FLARE's own are 600
+HEARTBEATS = 30  # seconds without a site's heartbeat (one each 10) after which it counts as gone; FLARE's own are 600
 SCHEDULING = {"min_schedule_interval": 1.0, "max_schedule_interval": 2.0, "max_schedule_count": 100_000}  # seconds
 
 
 def provision(out: Path, host: str, port: int, sites: Sequence[str]) -> Kits:
-    """Make the kits of a server, of each site and of one administrator in `out`, or find those that are there.
+    """Make the kits of a server, of each site and of one administrator in `out`, or find existing ones.
 
-    host: the name or IPv4 address by which the sites reach the server; its certificate is for it and for localhost.
-    port: of the server, for sites and administrator. sites: their names in the roster.
-    The server's key, by which it signs what it sends, is in `out` too and in no kit; each site's has its public half.
-    Kits that are made here are for trials, and marked so: they hold the sites' private keys. The key of the root is not
-    kept, so a site that comes later needs new kits for everybody. Kits of `provision_authority` are found, whatever the
-    sites, who bring their own. Raises ParameterError where FLARE cannot take a name, or `out` holds anything else.
+    The server's key, which signs its messages, is in `out` too and in no kit; each site's kit has its public half.
+    Kits made here are for trials, and marked so: they hold the sites' private keys. The key of the root is not kept, so
+    a later site needs new kits for everybody. Kits of `provision_authority` serve any sites, which make their own.
+
+    Args:
+        host: the name or IPv4 address by which the sites reach the server; its certificate is for it and localhost.
+        port: of the server, for sites and administrator.
+        sites: their names in the roster.
+
+    Raises:
+        ParameterError: FLARE does not accept a name, or `out` holds anything else.
     """
     manifest = {"host": host, "port": port, "sites": list(sites)}
     if _holds_anything(out):
@@ -199,7 +213,7 @@ def provision(out: Path, host: str, port: int, sites: Sequence[str]) -> Kits:
 def provision_authority(out: Path, host: str, port: int) -> Kits:
     """Make the kits of a server and of one administrator in a new folder, and keep the root's key to sign requests by.
 
-    host, port: as of `provision`. Raises ParameterError as that does, and where `out` is not empty.
+    host, port: as in `provision`. Raises ParameterError as that does, and where `out` is not empty.
     """
     if _holds_anything(out):
         raise ParameterError(f"{out} exists and is not empty, and kits are never overwritten: name a new folder")
@@ -212,7 +226,7 @@ def _holds_anything(out: Path) -> bool:
 
 
 def provision_site(folder: Path, name: str, host: str, port: int) -> Path:
-    """Make the kit of a site below a folder, all but key and certificates, and return where it is.
+    """Make the kit of a site below a folder, without key and certificates, and return its path.
 
     FLARE's start scripts and what the site allows come from this machine, and not from the server.
     """
@@ -224,7 +238,7 @@ def provision_site(folder: Path, name: str, host: str, port: int) -> Path:
 
 
 def keys_at_sites(out: Path) -> bool:
-    """Tell whether a folder of kits is of `provision_authority`, so that sites make their own keys."""
+    """Return whether a folder of kits is of `provision_authority`, so that sites make their own keys."""
     return (out / MANIFEST).is_file() and load_json(out / MANIFEST).get("keys") == AT_SITES
 
 
@@ -233,12 +247,12 @@ def _make(out: Path, manifest: Mapping[str, Any]) -> None:
     host, port, sites = manifest["host"], manifest["port"], manifest.get("sites", [])
     for site in sites:
         if site in (SERVER_FOLDER, ADMIN_FOLDER, host) or sites.count(site) > 1:
-            raise ParameterError(f"a site needs a name of its own, but {site!r} is taken: rename it")
+            raise ParameterError(f"the site's name {site!r} is taken: rename the site")
     if not 0 < port < 65536:
         raise ParameterError(f"kits need a port of 1 to 65535, got {port}")
     if len(host) > LONGEST_HOST:
         raise ParameterError(
-            f"a certificate names a host of at most {LONGEST_HOST} characters: give {host} a short alias"
+            f"the host {host} is too long, expected at most {LONGEST_HOST} characters: give it a short alias"
         )
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # left by a crash
@@ -252,7 +266,7 @@ def _make(out: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def _fill(folder: Path, server: Path, manifest: Mapping[str, Any]) -> None:
-    """Make all kits in a folder. server: where the server's is going to be."""
+    """Make all kits in a folder. server: the later path of the server's."""
     from nvflare.lighter.constants import CtxKey
     from nvflare.lighter.impl.cert import CertBuilder
     from nvflare.lighter.utils import serialize_pri_key
@@ -282,19 +296,19 @@ def _fill(folder: Path, server: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def _make_key(out: Path, sites: Sequence[str]) -> None:
-    """Make the server's key beside its kits, and put the public half into those of sites that are still there."""
+    """Make the server's key beside its kits, and put the public half into the sites' kits that still exist."""
     identity = Identity.fresh()
     for site in sites:
         if (out / site / "local").is_dir():
             kits.write(out / site / "local" / SERVER_KEY, f"{public_line(identity.public_key)}\n")
-    (out / PUBLIC_FILE).unlink(missing_ok=True)  # of a key that is gone
+    (out / PUBLIC_FILE).unlink(missing_ok=True)  # the public half of a lost key
     identity.save(out)
 
 
 def _build(work: Path, host: str, port: int, sites: Sequence[str], further: Sequence[Any]) -> Any:
     """Let FLARE make the folders of all parties, each with its party's name, and return its context.
 
-    further: FLARE's builders beside those of folders and of what is no secret.
+    further: FLARE's builders besides those of folders and of public files.
     """
     from nvflare.lighter.constants import CtxKey
     from nvflare.lighter.entity import Participant, Project
@@ -326,7 +340,7 @@ def _build(work: Path, host: str, port: int, sites: Sequence[str], further: Sequ
 def _check_same(out: Path, manifest: Mapping[str, Any]) -> None:
     existing = load_json(out / MANIFEST) if (out / MANIFEST).is_file() else None
     if existing is None:
-        raise ParameterError(f"{out} is not empty and holds no kits of ours: name a new folder")
+        raise ParameterError(f"{out} is not empty and holds no kits of Moretta: name a new folder")
     brought = existing.get("keys") == AT_SITES
     if any(existing.get(key) != manifest[key] for key in ("host", "port", *(() if brought else ("sites",)))):
         sites = "any sites, who make their keys" if brought else f"sites {', '.join(existing.get('sites', []))}"
@@ -337,7 +351,7 @@ def _check_same(out: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def _tune(made: Path, kit: Path) -> None:
-    """Set a server of ours: jobs and snapshots stay in its kit, and it notices soon who is there and who is gone."""
+    """Configure the server: jobs and snapshots stay in its kit, and it soon notices which sites come and go."""
     text = json.dumps(kits.resources(made)).replace(SHARED_STORAGE, f"{json.dumps(str(kit.resolve()))[1:-1]}/")
     resources = json.loads(text)
     resources["servers"][0]["heart_beat_timeout"] = HEARTBEATS
@@ -348,7 +362,7 @@ def _tune(made: Path, kit: Path) -> None:
 
 
 def _restrict(made: Path) -> None:
-    """Let a site of ours run our jobs and nothing else: no other class, no code that a job brings, no shell.
+    """Let a site run Moretta's jobs and nothing else: no other class, no code that a job brings, no shell.
 
     The administrator of these kits is the server's, whom a site does not trust with its machine.
     """

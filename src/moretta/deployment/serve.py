@@ -1,8 +1,8 @@
-"""`moretta serve`: makes kits, runs FLARE's server, submits the job, and follows it to the run's end.
+"""`moretta serve`: make kits, run FLARE's server, submit the job, and follow it to the run's end.
 
-<out>          the run folder, as `moretta train` leaves one
-<out>-kits/    startup kits: one a site, for trials, to be handed over; the server's; the administrator's; and in no
-               kit identity.key, by which the server signs what it sends. Those of `moretta kit new` have none of sites
+<out>          the run folder, as `moretta train` writes it
+<out>-kits/    startup kits: one a site, for trials, to be handed over; the server's; the administrator's. In no
+               kit: identity.key, which signs the server's messages. `moretta kit new` makes no sites' kits
 <out>-serve/   the job, the server's log, the process id of the server
 """
 
@@ -26,11 +26,11 @@ from moretta.run.preview import losable_of
 from moretta.secure_aggregation.identity import KEY_FILE, Roster, public_line
 
 LOOK = 0.1  # seconds between two looks at the history
-START = 120.0  # seconds in which FLARE's server is to answer, and a job is to begin
-SILENT = 3.0  # seconds without any process of the job after which it has died
-ENDING = 30.0  # seconds that a job has to end in, once the run has
-TRIES = 3  # times that a job which died is begun again from its checkpoint
-GATHER = 120.0  # seconds in which sites that are connected are to have loaded their data
+START = 120.0  # seconds for FLARE's server to answer, and for a job to begin
+SILENT = 3.0  # seconds without any process of the job after which it counts as dead
+ENDING = 30.0  # seconds for a job to end, once the run has ended
+TRIES = 3  # restarts of a dead job from its checkpoint
+GATHER = 120.0  # seconds for connected sites to load their data
 
 Say = Callable[[str], None]
 Progress = Callable[[int, int, Mapping[str, Any]], None]
@@ -38,7 +38,7 @@ Progress = Callable[[int, int, Mapping[str, Any]], None]
 
 @dataclass(frozen=True)
 class Places:
-    """Where `serve` keeps what belongs to a run."""
+    """The folders of a run that `serve` uses."""
 
     out: Path
     kits: Path
@@ -50,7 +50,7 @@ class Places:
 
     @property
     def status(self) -> Path:
-        """The file in which the server's job says how far it is."""
+        """The file in which the server's job reports its progress."""
         return self.work / "status.json"
 
 
@@ -65,10 +65,10 @@ def serve(
     *,
     resume: bool = False,
 ) -> None:
-    """Play a run over FLARE, from kits to the result in the run folder.
+    """Carry out a run over FLARE, from kits to the result in the run folder.
 
-    host, port: where sites reach this machine. wait: seconds that sites may take to connect. Raises
-    `moretta.errors.ParameterError` for what cannot work and `moretta.errors.RunFailed` for a run that cannot go on.
+    host, port: of this machine, for sites. wait: seconds that sites may take to connect. Raises
+    `moretta.errors.ParameterError` for invalid settings and `moretta.errors.RunFailed` for a run that cannot continue.
     """
     processes.require()
     job.check(run_file)
@@ -76,12 +76,12 @@ def serve(
     federation.rehearse(run_file.run.rounds, run_file.run.seed)
     if places.out.exists() and any(places.out.iterdir()) and not resume:
         raise ParameterError(
-            f"{places.out} exists and is not empty; go on with that run by --resume, or name another folder by --out"
+            f"{places.out} exists and is not empty; continue that run by --resume, or name another folder by --out"
         )
     for line in losable_of(federation):
         say(line)
     places.work.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with held(places.work):  # else a second `serve` would end the first one's server as a left-over
+    with held(places.work):  # else a second `serve` would end the first one's server
         remembered = places.work / "server.json"
         processes.end_left_over(remembered)
         names = job.site_names(run_file)
@@ -96,9 +96,9 @@ def serve(
 
 
 def _kits(run_file: RunFile, places: Places, host: str, port: int, names: Sequence[str], say: Say) -> kits.Kits:
-    """Make the kits, or find those that were made, and tell what is to be done with them.
+    """Make or find the kits, and report what to do with them.
 
-    Raises `moretta.errors.ParameterError` where sites would not take the server's key.
+    Raises `moretta.errors.ParameterError` where sites would not accept the server's key.
     """
     made, keyless = not places.kits.exists(), not (places.kits / KEY_FILE).exists()
     kit = provisioning.provision(places.kits, host, port, names)
@@ -110,7 +110,7 @@ def _kits(run_file: RunFile, places: Places, host: str, port: int, names: Sequen
     if made:
         say(
             f"startup kits are in {places.kits}: hand each site its own, {', '.join(names)}, by a way you trust; they "
-            "are for trials, as their private keys were made here (else: moretta kit new, and moretta join --request)"
+            "are for trials, because their private keys were made here (else: moretta kit new, moretta join --request)"
         )
     elif provisioning.keys_at_sites(places.kits):
         if unsigned := [name for name in names if not (places.kits / f"{name}.reply").exists()]:
@@ -120,15 +120,15 @@ def _kits(run_file: RunFile, places: Places, host: str, port: int, names: Sequen
     elif keyless:
         line = public_line(identity.public_key)
         say(
-            f"made {places.kits / KEY_FILE}, by which the server signs from now on; kits that were handed over before "
-            f"lack it, so have each site run: moretta kit patch KIT --server-key '{line}'"
+            f"made {places.kits / KEY_FILE}, by which the server signs from now on; kits handed over before lack its "
+            f"public half, so have each site run: moretta kit patch KIT --server-key '{line}'"
         )
     return kit
 
 
 @dataclass
 class _Serving:
-    """A run that is served. after, lines: the last round that was reported, and the history's lines behind it."""
+    """A served run. after, lines: the last reported round, and the history's lines up to it."""
 
     run_file: RunFile
     places: Places
@@ -142,7 +142,7 @@ class _Serving:
 
     @contextmanager
     def logged_in(self) -> Iterator[Administrator]:
-        """Log in at FLARE's server as soon as it is there."""
+        """Log in at FLARE's server as soon as it answers."""
         until = time.monotonic() + START
         with ExitStack() as stack:
             while True:
@@ -154,22 +154,24 @@ class _Serving:
                     stack.close()
                     log = self.places.work / "server.log"
                     if self.server.poll() is not None:
-                        raise RunFailed(f"FLARE's server did not start; {log} says why") from None
+                        raise RunFailed(f"FLARE's server did not start; see {log}") from None
                     if time.monotonic() > until:
-                        raise RunFailed(f"FLARE's server lets nobody log in within {START:.0f} s ({error})") from None
+                        raise RunFailed(
+                            f"FLARE's server accepted no login within {START:.0f} s ({error}); see {log}"
+                        ) from None
                     time.sleep(0.2)
             yield administrator
 
     def wait_for_sites(self, administrator: Administrator, wait: float) -> None:
-        """Wait until all sites are connected; after `wait` go on without the rest, if they are enough.
+        """Wait until all sites are connected; after `wait` seconds continue with enough of them.
 
-        A site that comes later takes no part.
+        A later site takes no part.
         """
         names, until, reported = self.names, time.monotonic() + wait, None
         while True:
             if self.server.poll() is not None:
                 code = self.server.returncode
-                raise RunFailed(f"FLARE's server ended with exit code {code}, before any site had come")
+                raise RunFailed(f"FLARE's server ended with exit code {code} before all sites connected")
             there = administrator.connected()
             missing = [name for name in names if name not in there]
             if not missing:
@@ -187,10 +189,10 @@ class _Serving:
         connected, least = len(names) - len(missing), self.run_file.secure_aggregation.least
         if connected < least:
             raise RunFailed(
-                f"{connected} of {len(names)} sites connected within {wait:g} s, at least {least} are needed; missing "
-                f"are {', '.join(missing)}: have them run moretta join, and look with moretta doctor what keeps them"
+                f"{connected} of {len(names)} sites connected within {wait:g} s, expected {least} or more; missing are "
+                f"{', '.join(missing)}: have them run moretta doctor, then moretta join"
             )
-        self.say(f"going on without {', '.join(missing)}, which did not connect within {wait:g} s")
+        self.say(f"continuing without {', '.join(missing)}, which did not connect within {wait:g} s")
 
     def submit(self, administrator: Administrator, *, resume: bool) -> str:
         """Hand the run to the server as a job; return the job's id."""
@@ -206,7 +208,7 @@ class _Serving:
         return administrator.submit(folder)
 
     def play(self, number: str) -> None:
-        """Follow the job; where its process dies, begin it again from its checkpoint. number: of the first in FLARE."""
+        """Follow the job; restart it from its checkpoint where its process dies. number: of the first in FLARE."""
         for attempt in range(TRIES + 1):
             if attempt > 0:
                 with logged_in(self.kit.admin) as administrator:
@@ -224,14 +226,14 @@ class _Serving:
                 return
             if not rounds_kept(self.places.out / "checkpoint"):
                 break
-            self.say("the server's job died; it begins again from its last checkpoint")
+            self.say("the server's job died; it restarts from its last checkpoint")
         raise RunFailed(
-            f"the server's job died without a word; {self.places.work / 'server.log'} may say why, and --resume goes "
-            "on from its last checkpoint"
+            f"the server's job died without a message; see {self.places.work / 'server.log'}, and continue from its "
+            "last checkpoint by --resume"
         )
 
     def _follow(self) -> Mapping[str, Any] | None:
-        """Report rounds until the job says how it ended; return that, or None where its process died without a word."""
+        """Report rounds until the job reports its end; return that, or None where its process died silently."""
         seen = began = looked = time.monotonic()
         reported: Mapping[str, Any] | None = None
         while True:
@@ -240,7 +242,7 @@ class _Serving:
                 state = json.loads(self.places.status.read_text())  # before the rounds, so that none is missed
             if state is not None and state != reported:
                 reported = state
-                if state["state"] == "playing":  # by now the history has forgotten what will be played again
+                if state["state"] == "playing":  # the history has dropped the rounds that will be repeated
                     self.after, self.lines = int(state["after"]), new_lines(self.places.out / "history.jsonl", 0)
                 elif state["state"] == "waiting":
                     self.say(str(state["sentence"]))
@@ -251,8 +253,8 @@ class _Serving:
             if self.server.poll() is not None:
                 log = self.places.work / "server.log"
                 raise RunFailed(
-                    f"FLARE's server ended with exit code {self.server.returncode}; {log} says why, and --resume goes "
-                    "on from the last checkpoint"
+                    f"FLARE's server ended with exit code {self.server.returncode}; see {log}, and continue from the "
+                    "last checkpoint by --resume"
                 )
             now = time.monotonic()
             if now > looked + 1 and processes.family_of(self.server):
@@ -262,7 +264,7 @@ class _Serving:
             time.sleep(LOOK)
 
     def _report(self) -> None:
-        """Report rounds that are new in the history."""
+        """Report the history's new rounds."""
         for text in next(self.lines, []):
             with suppress(ValueError):
                 line = json.loads(text)
@@ -271,7 +273,7 @@ class _Serving:
                     self.progress(line["round"], self.run_file.run.rounds, line)
 
     def shut_down(self) -> None:
-        """End the sites too. FLARE ends nobody whose job has not ended, and that takes it some seconds."""
+        """End the sites too. FLARE ends only sites whose job has ended, which takes some seconds."""
         until = time.monotonic() + ENDING
         while True:
             try:
@@ -280,6 +282,6 @@ class _Serving:
                 return
             except MorettaError as error:
                 if time.monotonic() > until:
-                    self.say(f"the sites were not told that the run has ended: {error}")
+                    self.say(f"the sites did not learn that the run has ended: {error}")
                     return
                 time.sleep(1.0)

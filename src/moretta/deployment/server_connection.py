@@ -1,8 +1,7 @@
-"""The connection to a kit's server: its address, certificates, clock, and what an administrator asks of it.
+"""The connection to a kit's server: its address, certificates, clock, and an administrator's requests.
 
-gRPC, FLARE's transport, goes to a server by its name, or by a proxy of the environment. FLARE tries for ever and says
-nothing. `connect` goes the same way by a plain socket, which shows what is in it; `carries` opens a channel as FLARE
-does.
+gRPC, FLARE's transport, reaches a server by its name, or by a proxy of the environment. FLARE tries for ever without a
+message. `connect` takes the same way by a plain socket, which shows obstacles; `carries` opens a channel as FLARE does.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from moretta.errors import MorettaError, ParameterError, RunFailed
 
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # gRPC takes the first that is set
 SPARED = ("no_grpc_proxy", "no_proxy")  # likewise
-UNREAD = ("all_proxy", *(name.upper() for name in (*PROXIES, "all_proxy")))  # other programs take these, and gRPC none
+UNREAD = ("all_proxy", *(name.upper() for name in (*PROXIES, "all_proxy")))  # other programs use these, but not gRPC
 HTTPS = 443  # gRPC's port of a proxy that names none
-WAIT = 5.0  # seconds in which a name is found, and something takes a connection
-STRAIGHT = 1.0  # seconds for a look whether it would go without the proxy
-TUNNEL = "Tunnel connection failed: "  # how http.client begins what a proxy answers
+WAIT = 5.0  # seconds for a name to resolve, and for a connection
+STRAIGHT = 1.0  # seconds to try the way without the proxy
+TUNNEL = "Tunnel connection failed: "  # begins http.client's error with a proxy's answer
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Proxy:
 
 
 def proxy_to(host: str) -> Proxy | None:
-    """Return the proxy by which gRPC reaches a host from this process; chosen as gRPC's HttpProxyMapper does."""
+    """Return the proxy by which gRPC reaches a host from this process, by the rules of gRPC's HttpProxyMapper."""
     variable = next((name for name in PROXIES if name in os.environ), "")
     with contextlib.suppress(ValueError):
         url = urlsplit(os.environ.get(variable, "").strip())
@@ -72,15 +71,15 @@ def _spared(host: str) -> bool:
 
 
 def without_proxy(host: str) -> str:
-    """Return what is to be done so that gRPC takes no proxy to a host."""
+    """Return how to make gRPC reach a host without a proxy."""
     variable = next((name for name in SPARED if name in os.environ), "")
     if not variable:
         return f"set no_proxy={host}"
-    return f"add {host} to {variable} (gRPC takes names, endings and ranges, and no *)"
+    return f"add {host} to {variable} (gRPC accepts names, endings and ranges, but no *)"
 
 
 def addresses(host: str, port: int) -> list[str]:
-    """Return the addresses of a name; none where it means nothing to this machine, or nobody says so in time."""
+    """Return the addresses of a name; empty where it does not resolve, or not in time."""
     places: list[str] = []
 
     def look() -> None:
@@ -94,7 +93,7 @@ def addresses(host: str, port: int) -> list[str]:
 
 
 def connect(host: str, port: int, wait: float) -> socket.socket:
-    """Open a connection by the way of gRPC. Raises OSError, for `hindrance`."""
+    """Open a connection by the same way as gRPC. Raises OSError, for `hindrance`."""
     wait, proxy = min(wait, WAIT), proxy_to(host)
     if proxy is None:
         return socket.create_connection((host, port), wait)
@@ -109,9 +108,9 @@ def connect(host: str, port: int, wait: float) -> socket.socket:
 
 
 def hindrance(error: OSError, host: str, port: int) -> str:
-    """Say what keeps a connection of `connect` from a server, and what to do.
+    """Describe the obstacle between `connect` and a server, and the remedy.
 
-    Raises ParameterError where a proxy does that the server is reached without.
+    Raises ParameterError where the server can be reached without the proxy.
     """
     proxy = proxy_to(host)
     what = f"cannot be reached ({error.strerror or error})"
@@ -120,7 +119,7 @@ def hindrance(error: OSError, host: str, port: int) -> str:
     elif isinstance(error, TimeoutError):
         what = "does not answer"
     elif isinstance(error, socket.gaierror):
-        what = "is no name that this machine can find"
+        what = "does not resolve on this machine"
     elif str(error).startswith(TUNNEL):
         what = f"answers {str(error).removeprefix(TUNNEL)!r:.100}"
     if proxy is None:
@@ -132,20 +131,20 @@ def hindrance(error: OSError, host: str, port: int) -> str:
     sentence = f"gRPC, FLARE's transport, goes through {proxy}, which {what}"
     with contextlib.suppress(OSError), socket.create_connection((host, port), STRAIGHT):
         raise ParameterError(f"{sentence}, and {host}:{port} is reached without it: {without_proxy(host)}")
-    return f"{sentence}: have it let {host}:{port} pass, or, where the way needs no proxy, {without_proxy(host)}"
+    return f"{sentence}: have it let {host}:{port} pass, or, if no proxy is needed, {without_proxy(host)}"
 
 
 def _unread(host: str) -> str:
-    """Say which variables name a proxy that gRPC does not take."""
+    """Name the variables with a proxy that gRPC does not use."""
     names = [name for name in (*PROXIES, *UNREAD) if os.environ.get(name)]
     if not names or _spared(host):
         return ""
     ignored = ", ".join(names)
-    return f"; if the way is through a proxy, gRPC wants https_proxy=http://HOST:PORT, and takes nothing of {ignored}"
+    return f"; if a proxy is needed, set https_proxy=http://HOST:PORT for gRPC, which ignores {ignored}"
 
 
 def carries(kit: Path, wait: float) -> str:
-    """Return "" where gRPC connects as FLARE's processes do, else what it says itself. wait: seconds."""
+    """Return "" where gRPC connects as FLARE's processes do, else its own message. wait: seconds."""
     import grpc
 
     files = kits.certificates_of(kit)
@@ -154,7 +153,7 @@ def carries(kit: Path, wait: float) -> str:
     with grpc.secure_channel(f"{host}:{port}", grpc.ssl_channel_credentials(root, key, certificate)) as channel:
         try:
             channel.unary_unary("/moretta/none")(b"", timeout=wait)
-        except grpc.RpcError as error:  # of a server that is there, that it has no such method
+        except grpc.RpcError as error:  # a reachable server answers that it has no such method
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                 return " ".join(str(error.details()).split()).replace(": ", ", ")
     return ""
@@ -162,7 +161,7 @@ def carries(kit: Path, wait: float) -> str:
 
 @contextlib.contextmanager
 def answering(kit: Path) -> Iterator[None]:
-    """Answer at the port of a server's kit as FLARE's server is going to."""
+    """Answer at the port of a server's kit in the place of FLARE's server."""
     import grpc
 
     files = kits.certificates_of(kit)
@@ -177,12 +176,12 @@ def answering(kit: Path) -> Iterator[None]:
         server.stop(None).wait()
 
 
-LOGIN = 10.0  # seconds in which the server is to answer
-PATIENT = 30.0  # seconds in which a machine that is busy answers itself
+LOGIN = 10.0  # seconds for the server to answer
+PATIENT = 30.0  # seconds for a busy machine to answer itself
 STEP = 0.05  # seconds between two tries to reach it
 DATES = (9, 10)  # OpenSSL's codes for a certificate that is not valid yet, or no longer
 HELLO = 2  # of TLS: the kind of message by which a server begins
-APART, CLOSE = 2.1, 1.5  # seconds between two looks at a server's clock, which counts whole ones; and what they allow
+APART, CLOSE = 2.1, 1.5  # seconds between two looks at a server's clock, which counts whole ones; their tolerance
 
 
 def check_port(port: int) -> None:
@@ -199,23 +198,23 @@ def check_port(port: int) -> None:
 
 
 def resolve(kit: Path) -> str:
-    """Say where the server of a kit is. Raises RunFailed where its name, or its proxy's, means nothing here."""
+    """Return the addresses of a kit's server in words. Raises RunFailed where its name, or its proxy's, is unknown."""
     host, port = kits.address_of(kit)
     proxy = proxy_to(host)
     name = host if proxy is None else proxy.host
     if not (places := addresses(name, port)):
         raise RunFailed(
-            f"the name {name} of {proxy or 'the server'} means nothing to this machine: look at its network, or have "
-            "the name put into DNS or /etc/hosts"
+            f"the name {name} of {proxy or 'the server'} does not resolve on this machine: check its network, or add "
+            "the name to DNS or /etc/hosts"
         )
     return f"{'is' if proxy is None else f'is left to {proxy},'} at {', '.join(places)}"
 
 
 def reach(kit: Path, wait: float = LOGIN) -> None:
-    """Open the connection of a site or an administrator to the server once; FLARE would try for ever and say nothing.
+    """Open the connection of a site or an administrator to the server once; FLARE would try for ever in silence.
 
-    wait: seconds in which the server is to answer. Raises RunFailed without an answer, and ParameterError
-    where the two do not take each other's certificate.
+    wait: seconds for the server to answer. Raises RunFailed without an answer, and ParameterError where the two do not
+    accept each other's certificate.
     """
     kits.check_certificates(kit)
     deadline = time.monotonic() + wait
@@ -226,7 +225,7 @@ def reach(kit: Path, wait: float = LOGIN) -> None:
 
 
 def reach_by_grpc(kit: Path, wait: float = WAIT) -> str:
-    """Try once what FLARE does, by its transport; say where the server is. wait: seconds for each step.
+    """Connect once as FLARE does, by its transport; return the server's address. wait: seconds for each step.
 
     Raises as `resolve` and `reach`.
     """
@@ -236,22 +235,24 @@ def reach_by_grpc(kit: Path, wait: float = WAIT) -> str:
         raise RunFailed(away)
     host, port = kits.address_of(kit)
     if words := carries(kit, LOGIN):
-        raise RunFailed(f"{host}:{port} answers, and to gRPC, FLARE's transport, it does not ({words})")
+        raise RunFailed(
+            f"{host}:{port} answers, but not to gRPC, FLARE's transport ({words}); check the proxies between"
+        )
     proxy = proxy_to(host)
     return f"{host}:{port}" if proxy is None else f"{host}:{port} through {proxy}"
 
 
 def own_address(kit: Path) -> str:
-    """Say where a server reaches itself, by the name that sites use: what logs in at FLARE's server does so too.
+    """Return where a server reaches itself by the name that sites use, as logins at FLARE's server also do.
 
-    Until FLARE's server is there, another answers for it. Raises ParameterError where it is not reached.
+    Until FLARE's server runs, a stand-in answers. Raises ParameterError where it cannot be reached.
     """
     kits.check_certificates(kit)
     host, port = kits.address_of(kit)
     stand_in: contextlib.AbstractContextManager[None] = answering(kit)
     try:
         check_port(port)
-    except ParameterError:  # by what is there already
+    except ParameterError:  # the port is in use already
         stand_in = contextlib.nullcontext()
     try:
         with stand_in:
@@ -260,13 +261,13 @@ def own_address(kit: Path) -> str:
         hosts = f"add the line `127.0.0.1 {host}` to /etc/hosts here, or give --host a name or address of this machine"
         remedy = hosts if proxy_to(host) is None else without_proxy(host)
         raise ParameterError(
-            f"this machine does not reach itself at {host}:{port}, by which sites are to reach it and FLARE here too "
+            f"this machine does not reach itself at {host}:{port}, the address that sites and FLARE use "
             f"({str(error).partition(': ')[0]}): {remedy}"
         ) from error
 
 
 def clock_of_server(kit: Path, wait: float = LOGIN) -> float | None:
-    """Return by how many seconds the clock of a kit's server is ahead of this machine's; None: it cannot be told.
+    """Return by how many seconds the clock of a kit's server is ahead of this machine's; None: unknown.
 
     Up to TLS 1.2 a server may begin its random bytes with its time in whole seconds (RFC 5246, 7.4.1.2), and gRPC's
     does. Other servers' bytes there are random or constant and do not advance by the second, so two connections are
@@ -289,7 +290,7 @@ def clock_of_server(kit: Path, wait: float = LOGIN) -> float | None:
 
 
 def _client_hello(host: str) -> bytes:
-    """Return the first message of a TLS 1.2 client; the handshake stops there, so nobody need be trusted."""
+    """Return the first message of a TLS 1.2 client; the handshake stops there, so it needs no trust."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -301,7 +302,7 @@ def _client_hello(host: str) -> bytes:
 
 
 def _away(kit: Path, wait: float) -> str:
-    """Try the server once: return "" where it is there, else why not. Raises ParameterError where it will not do."""
+    """Try the server once: return "" where it answers, else why not. Raises ParameterError for a wrong certificate."""
     host, port = kits.address_of(kit)
     files, nobody = kits.certificates_of(kit), f"no server of this federation answers at {host}:{port}"
     context = ssl.create_default_context(cafile=str(files.root))
@@ -322,8 +323,8 @@ def _away(kit: Path, wait: float) -> str:
     except ssl.SSLCertVerificationError as error:
         if error.verify_code in DATES:
             raise ParameterError(
-                f"of the server at {host}:{port} the {error.verify_message} by this machine's clock, which says "
-                f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC: set the clock, or have the server's kit made anew"
+                f"at the server at {host}:{port} the {error.verify_message} by this machine's clock, which says "
+                f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC: set the clock, or have the server's kit made again"
             ) from error
         raise ParameterError(
             f"what answers at {host}:{port} ({at}) has no certificate for {host} of this kit's root "
@@ -333,22 +334,22 @@ def _away(kit: Path, wait: float) -> str:
     except OSError as error:
         if trusted and not isinstance(error, TimeoutError):
             raise ParameterError(
-                f"the server at {host}:{port} does not take the certificate of {kits.name_of(kit)}: get a kit "
-                "of its federation, or set the clocks where they differ (moretta doctor): it may be valid by one alone"
+                f"the server at {host}:{port} does not accept the certificate of {kits.name_of(kit)}: get a kit of its "
+                "federation, or set the clocks if they differ (moretta doctor)"
             ) from error
         reason = getattr(error, "reason", None) or error.strerror or "nothing more"
         return f"{nobody}, as what is there ({at}) does not greet by TLS ({reason}): is that the server's port?"
     return ""
 
 
-COMMAND = 15.0  # seconds in which the server is to answer a command; stopping sites takes the longest
+COMMAND = 15.0  # seconds for the server to answer a command; stopping sites takes the longest
 
 
 @contextlib.contextmanager
 def logged_in(admin_kit: Path, wait: float = LOGIN) -> Iterator[Administrator]:
-    """Log in once for several requests: a login takes FLARE more than a second of waiting.
+    """Log in once for several requests: a login takes FLARE more than a second.
 
-    wait: seconds in which the server answers. Raises ParameterError where it does not let this administrator in, and
+    wait: seconds for the server to answer. Raises ParameterError where it does not let this administrator in, and
     RunFailed where it does not answer.
     """
     from nvflare.fuel.flare_api.flare_api import new_secure_session
@@ -360,7 +361,7 @@ def logged_in(admin_kit: Path, wait: float = LOGIN) -> Iterator[Administrator]:
     try:
         yield Administrator(admin_kit, session)
     finally:
-        with contextlib.suppress(Exception), _plain(admin_kit):  # a server that has just ended cannot be told of it
+        with contextlib.suppress(Exception), _plain(admin_kit):  # the server may have just ended
             session.close()
 
 
@@ -392,14 +393,14 @@ class Administrator:
 
     @contextlib.contextmanager
     def asked(self) -> Iterator[Any]:
-        """Give FLARE's session for a request. Raises one sentence of ours, whatever FLARE does."""
+        """Yield FLARE's session for a request. Turns FLARE's errors into one sentence of Moretta."""
         with _plain(self._kit):
             yield self._session
 
 
 @contextlib.contextmanager
 def _plain(admin_kit: Path) -> Iterator[None]:
-    """Turn what FLARE raises into one sentence of ours. Nothing that FLARE prints is shown."""
+    """Turn FLARE's errors into one sentence of Moretta, and hide what FLARE prints."""
     from nvflare.fuel.flare_api.api_spec import AuthenticationError, AuthorizationError, NoConnection
 
     host, port = kits.address_of(admin_kit)
@@ -419,4 +420,4 @@ def _plain(admin_kit: Path) -> Iterator[None]:
         except MorettaError:
             raise
         except Exception as error:  # FLARE raises classes of many kinds, and its own bare ones
-            raise RunFailed(f"the server at {host}:{port} did not do what it was asked: {error}") from error
+            raise RunFailed(f"the server at {host}:{port} did not fulfil the request: {error}") from error

@@ -1,9 +1,9 @@
-"""What sites are sent of a run file, and the two sides' federations: the server's without rows, a site's with its own.
+"""The settings that sites receive of a run file, and both sides' federations: the server's without rows, a site's own.
 
-A run file stays with the server. Sites are sent what they need to play their role: the protocol, the model's name and
-arguments, the shape of rows, how sums are made. Not sent are where results go, the server's test rows, a model to start
-from and secrets' seeds; and where a protocol hides the model, the parameters that it starts from do not follow from
-what is sent (`server_side`).
+A run file stays with the server. Sites receive what their role needs: the protocol, the model's name and arguments,
+the shape of rows, the settings of sums. They do not receive the place of results, the server's test rows, a model to
+start from, and secrets' seeds. Where a protocol hides the model, its first parameters do not follow from the shared
+settings (`server_side`).
 """
 
 from __future__ import annotations
@@ -45,33 +45,37 @@ if TYPE_CHECKING:
 
 
 def shared_text(run_file: RunFile) -> str:
-    """Return what sites are sent, as TOML that `moretta.config.run_files.loads` reads."""
+    """Return the settings that sites receive, as TOML that `moretta.config.run_files.loads` reads."""
     return run_files.dumps(shared(run_file))
 
 
 def shared_sums(secure: SecureAggregation, who: str) -> str:
-    """Return how sums are made, as TOML for another framework's sites (`site_policy.permitted_sums`).
+    """Return the settings of sums, as TOML for another framework's sites (`site_policy.permitted_sums`).
 
-    who: asks, for an error. Raises `moretta.errors.ParameterError` for settings that such sums do not have.
+    who: the caller's name in errors. Raises `moretta.errors.ParameterError` for settings that such sums do not have.
     """
     if secure.scheme != "pairwise" or secure.identity is not None:
-        raise ParameterError(f'{who} sums with scheme = "pairwise", and sites name their own identities')
+        raise ParameterError(
+            f'{who} needs scheme = "pairwise" and no identity, which sites name themselves; correct secure'
+        )
     return tomli_w.dumps(secure.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"roster"}))
 
 
 def server_side(run_file: RunFile, out: Path) -> Federation:
     """Return the federation as the server has it: every silo remote.
 
-    Initial weights are drawn from the operating system, unless `[protocol] warm-start` names them, and not from `[run]
-    seed`, which sites know: where the protocol hides the model from silos (pbpfl) nobody can rebuild it, and two runs
-    of one seed over other silos do not begin with the same uploads. Confined starts (cgd) lie around a point that all
-    sites compute, so it follows from the seed. Raises `moretta.errors.ParameterError` for what cannot work.
+    Unless `[protocol] warm-start` names initial weights, they are drawn from the operating system and not from `[run]
+    seed`, which sites know. So where the protocol hides the model from silos (pbpfl), nobody can rebuild it, and two
+    runs of one seed over other silos do not begin with the same uploads. Confined starts (cgd) lie around a point that
+    all sites compute, so it follows from the seed. Raises `moretta.errors.ParameterError` for invalid settings.
     """
     from moretta.run.federation import Federation  # it needs torch, which may be absent at a site
     from moretta.run.inputs import RunRows
 
     drawn = not entry_of(run_file.protocol).seeded_start and run_file.protocol.warm_start is None
-    secret = drawn and run_file.run.insecure_secret_seed is None  # tests derive all secrets, so nothing is hidden there
+    secret = (
+        drawn and run_file.run.insecure_secret_seed is None
+    )  # in tests all secrets are derived, and nothing is hidden
     seed = secrets.randbits(63) if secret else run_file.run.seed
     silos, model = silos_of(run_file), _model(run_file, seed)
     spec = _specification(run_file, {"device": "cpu"})
@@ -95,7 +99,7 @@ def site_side(run_file: RunFile, site: SiloFile) -> Federation:
 
 
 def specification_at(run_file: RunFile, site: SiloFile) -> Specification:
-    """Return the specification as a site has it. An edge site imports none of the code that the run names."""
+    """Return the specification as a site has it. An edge site imports no code that the run names."""
     own = {"device": site.limits.device, "insecure_secret_seed": site.silo.insecure_secret_seed}
     aggregation = site.with_keys(run_file.secure_aggregation)
     spec = _specification(run_file, own, aggregation, imports=not site.silo.edge)
@@ -105,9 +109,9 @@ def specification_at(run_file: RunFile, site: SiloFile) -> Specification:
 
 
 def silos_at(run_file: RunFile, site: SiloFile) -> tuple[list[Silo], tuple[str, ...]]:
-    """Return the run's silos, of which a site's own has its rows and all others are remote, and its columns' names.
+    """Return the run's silos, the site's own with its rows and all others remote, and its columns' names.
 
-    Raises `moretta.errors.ParameterError` where its rows are not as the run describes them.
+    Raises `moretta.errors.ParameterError` where its rows do not have the form that the run describes.
     """
     name, silos = site.silo.name, {silo.name: silo for silo in silos_of(run_file)}
     mine = silos[name]
@@ -127,12 +131,10 @@ def silos_at(run_file: RunFile, site: SiloFile) -> tuple[list[Silo], tuple[str, 
 
 
 def _tested_on(silo: Silo, test: str, source: Source, expected: ExpectedRows) -> Silo:
-    """Return a silo that has rows of its own to score models on. source: of those that it trains on."""
+    """Return a silo with its own rows to score models on. source: of the rows that it trains on."""
     where = f"silo `{silo.name}`: [data] test"
     if silo.columns:
-        raise ParameterError(
-            f"{where} would hold back other rows than the other holders of its row of the grid do; remove it"
-        )
+        raise ParameterError(f"{where} would hold back other rows than the other holders of its row do; remove it")
     own = source._replace(source=test) if source.labels is None else source._replace(labels=Path(test))
     rows = read(own, expected, where)
     check_apart(Rows(silo.x, silo.y, silo.ids, silo.groups), rows, where)
@@ -140,11 +142,11 @@ def _tested_on(silo: Silo, test: str, source: Source, expected: ExpectedRows) ->
 
 
 def model_digest(federation: Federation, run_file: RunFile) -> str:
-    """Return the SHA-256, in hex, by which server and sites see before round one that they have the same model.
+    """Return the SHA-256, in hex, by which server and sites check before round one that they have the same model.
 
-    Of its tensors' names, shapes and dtypes and, where it is no built-in one, of the file that its function is in:
-    layers that differ in nothing but what they compute have the same tensors. Other code of the run counts likewise.
-    Of Moretta itself the versions agree.
+    It covers the tensors' names, shapes and dtypes. For a model that is not built in, it also covers the file of its
+    function, because layers that compute differently may have the same tensors. Other code of the run counts likewise.
+    Versions of Moretta are compared separately.
     """
     from moretta.protocols.common import modules  # which needs torch
 
@@ -155,7 +157,7 @@ def model_digest(federation: Federation, run_file: RunFile) -> str:
 
 
 def silos_of(run_file: RunFile) -> list[Silo]:
-    """Return the run's silos, all remote, with what their rows look like."""
+    """Return the run's silos, all remote, with the form of their rows."""
     data, names = run_file.data, run_file.engine.sites
     kind = np.int64 if data.tokens is True else np.float32
     shape, layout = _expected_rows(run_file).inputs, data.layout
@@ -183,10 +185,10 @@ def _expected_rows(run_file: RunFile) -> ExpectedRows:
             raise ParameterError('[data] schema: expected a column of kind "target", which the run learns to predict')
         if data.inputs is None:
             return ExpectedRows.of_table(table)
-        shape = data.shape  # of images, as `RunFile` has seen to
+        shape = data.shape  # of images, as `RunFile` has checked
         image = ImageForm(shape[1], shape[0], *data.of_images)
         return replace(ExpectedRows.of_table(table, image=image), inputs=shape, mask=masks and masks.shape)
-    if data.inputs is None:  # `RunFile` has seen to it
+    if data.inputs is None:  # `RunFile` has checked it
         raise ParameterError("[data] inputs is missing; give the shape of a sample")
     tokens, may_lack = data.tokens is True, data.missing != "error"
     expected = ExpectedRows(data.shape, tokens, data.classes, data.outputs, may_lack=may_lack, layout=data.layout)
@@ -235,7 +237,7 @@ def _specification(
     *,
     imports: bool = True,
 ) -> Specification:
-    """Return the specification of a run whose rows are at sites. own: what this machine says of [run] itself."""
+    """Return the specification of a run whose rows are at sites. own: this machine's own settings of [run]."""
     expected = _expected_rows(run_file)
     return specification_of(
         run_file,
@@ -249,12 +251,12 @@ def _specification(
 
 
 def _test_rows(run_file: RunFile) -> tuple[tuple[np.ndarray, np.ndarray] | None, Subjects | None]:
-    """Return the server's test rows, and whom they are about."""
+    """Return the server's test rows, with their ids and groups."""
     data = run_file.data
     if data.test is None:
         return None, None
     expected = _expected_rows(run_file)
-    if expected.image is not None:  # a server's own images come as arrays, made as it likes
+    if expected.image is not None:  # a server's own images come as arrays that it prepared
         expected = replace(expected, table=None, image=None)
     rows = read(Source(data.test, data.form, base=run_file.base), expected, "[data] test")
     return (rows.x, rows.y), Subjects(rows.ids, rows.groups)

@@ -1,19 +1,19 @@
-"""A site's place in a run: the role that it plays, its state on disk, and what the run releases to it.
+"""A site's place in a run: its role, its state on disk, and the release that it receives.
 
-<out>/agreed.json            which settings it has agreed to (`moretta.deployment.agreed_settings`)
-<out>/helped.jsonl           which sums it has helped to open, of all runs
-<out>/<run id>/checkpoint/   the last two states of its role; secret    views/   if silo.toml wants them
-               lasting.json          what of its state never goes back; secret
-               rows.json             a digest of its rows, which may not change during a run; secret
-               released.safetensors, inputs.json      what the run released, and what inputs mean
-               confined.safetensors                   of cgd: this participant's own model, which nobody else has
-               privacy.json                           where it added noise: its own releases and epsilon
-               scores.json                            and what all of them score on rows held back, where sums are blind
-               log.txt
+    <out>/agreed.json            the settings that it has agreed to (`moretta.deployment.agreed_settings`)
+    <out>/helped.jsonl           the sums that it has helped to open, of all runs
+    <out>/<run id>/checkpoint/   the last two states of its role; secret    views/   if silo.toml asks for them
+                   lasting.json          the part of its state that never goes back; secret
+                   rows.json             a digest of its rows, which may not change during a run; secret
+                   released.safetensors, inputs.json      the run's release, and the meaning of inputs
+                   confined.safetensors                   under cgd: this participant's own model
+                   privacy.json                           where it added noise: its own releases and epsilon
+                   scores.json                            all models' scores on rows held back, where sums are blind
+                   log.txt
 
-An edge site (`moretta.edge`) imports no PyTorch and calls no code of the run's model: a process plays its silo, which
-only runs the model forward. The server sends its graph, and with its hello the digest of its tensors, by which both
-know that they mean the same model.
+An edge site (`moretta.edge`) imports no PyTorch and calls no code of the run's model: its silo is a process that only
+runs the model forward. The server sends the model's graph, and with its hello the digest of the tensors, by which both
+check that they have the same model.
 """
 
 import json
@@ -55,10 +55,10 @@ from moretta.secure_aggregation.identity import Identity, fingerprint
 
 
 class EdgeRole:
-    """What an edge site plays. silos: of the run, with the site's own rows.
+    """The role of an edge site. silos: of the run, with the site's own rows.
 
     torch, model: of `moretta.deployment.site_policy.greet`; the process compares the graph's weights with the round's
-    hash. run_file: as `moretta.deployment.site_policy.admit` returned it.
+    hash. run_file: as returned by `moretta.deployment.site_policy.admit`.
     Raises `moretta.errors.ParameterError` where the run, the site's file and its rows do not fit each other, and
     `moretta.errors.MissingExtra` without ONNX Runtime.
     """
@@ -73,7 +73,7 @@ class EdgeRole:
         self.torch = self.model = None
 
     def client(self, hello: Hello, helped: HelpedFile) -> tuple[Client, Sequence[type[Message]]]:
-        """Return the role, whose process starts with the first message."""
+        """Return the role; its process starts with the first message."""
         spec, name = self._spec, self._silo.name
         check_tables(spec, hello.outputs)
         setting = Setting(
@@ -92,7 +92,7 @@ class EdgeRole:
         return client, schema_of(self._edge.MESSAGES)
 
     def leave(self, client: Client, folder: RunFolder) -> None:
-        """End the process, and write what noise the silo's own rows have had."""
+        """End the process, and write the noise of the silo's own rows."""
         if isinstance(client, ChildClient):
             if self._setup is not None and self._setup.privacy is not None:
                 left_out = without_noise(self._file.helped.opened.answers.names(folder.path.name))
@@ -101,7 +101,7 @@ class EdgeRole:
 
 
 class TorchRole:
-    """The same by PyTorch. Raises `moretta.errors.ParameterError` as `site_side` does."""
+    """The role of a site with PyTorch. Raises `moretta.errors.ParameterError` as `site_side` does."""
 
     def __init__(self, run_file: RunFile, file: SiloFile) -> None:
         import torch
@@ -127,7 +127,7 @@ class TorchRole:
         return self._federation.client(self._name, run.rounds, run.seed, place, helped)
 
     def leave(self, client: Client, folder: RunFolder) -> None:
-        """Write what the run leaves at the site alone (`moretta.protocols.common.roles.Left`)."""
+        """Write the files that only this site gets (`moretta.protocols.common.roles.Left`)."""
         from moretta.protocols.common.roles import Left
 
         leaves = entry_of(self._run_file.protocol).leaves
@@ -146,7 +146,7 @@ LASTING = "lasting.json"
 
 
 class Site:
-    """One site, as `moretta.engines.flare.site_worker.SiteWorker` wants it.
+    """One site, for `moretta.engines.flare.site_worker.SiteWorker`.
 
     file: its silo.toml. text: the shared settings, as TOML. certificate: the name in its startup kit's certificate.
     Raises `moretta.errors.PolicyError` where the site does not admit the run (`moretta.deployment.site_policy`), before
@@ -158,7 +158,7 @@ class Site:
         self._roster, expected = file.load_roster(), file.engine_name
         if expected != certificate:
             raise ParameterError(
-                f"silo.toml says name = {self.name!r}, and this site's certificate is of `{certificate}`; use the "
+                f"silo.toml has name = {self.name!r}, and this site's certificate is of `{certificate}`; use the "
                 f"startup kit of `{expected}`, or correct silo.toml"
             )
         self._file, self._text = file, text
@@ -166,7 +166,7 @@ class Site:
         self._run_file = site_policy.admit(text, file)
         self._agreement, self._settings = SiteAgreement(file.out), pinned_settings(self._run_file)
         self._agreement.open(self._settings)
-        self.timed = self._run_file.protocol.privacy is None  # else seconds tell of a secret lot
+        self.timed = self._run_file.protocol.privacy is None  # else seconds reveal a secret lot
         with self._reading_rows():
             played = self._run_file
             self._role: EdgeRole | TorchRole = EdgeRole(played, file) if file.silo.edge else TorchRole(played, file)
@@ -181,7 +181,7 @@ class Site:
         self._lasting = dict[str, bytes]()
 
     def enter(self, hello: Hello) -> tuple[Client, Codec]:
-        """Take up a run where it stands: build the role, and restore the state that was kept of it.
+        """Enter a run at its present round: build the role, and restore its kept state.
 
         Raises `moretta.errors.PolicyError` where versions, shared settings or the model differ from the server's, and
         `moretta.errors.ParameterError` where its record of sums is gone.
@@ -208,20 +208,20 @@ class Site:
 
     @contextmanager
     def _reading_rows(self) -> Iterator[None]:
-        """Close the run's settings for what its rows do not fit, but not for want of a file or of memory."""
+        """Close the run's settings where rows do not fit them, but not for a missing file or a lack of memory."""
         try:
             yield
         except Exception as error:
             if _is_of_rows(error) and self._agreement.close(self._settings):
-                error.add_note("it takes no part in such runs until moretta accept")
+                error.add_note("the site takes no part in such runs until moretta accept")
             raise
 
     def refused(self, error: BaseException) -> bool:
-        """Count an answer that was refused. Return whether the site now takes no part until its operator acts."""
+        """Count a refused answer. Return whether the site now takes no part until its operator acts."""
         return _is_of_rows(error) and self._agreement.count(self._settings)
 
     def answered(self, client: Client, asked: Message, answer: Message | None) -> None:
-        """Record what was seen, and keep at once what the role must not forget even if it is killed."""
+        """Record the view, and at once save the state that must survive even a kill."""
         if asked.stamp.round != self._round:
             self._round = asked.stamp.round
             self._log_round()
@@ -233,7 +233,7 @@ class Site:
         self._remember(client)
 
     def _log_round(self) -> None:
-        """Log which round it is, the seconds since the run began here, and the last score on the site's own rows."""
+        """Log the round, the seconds since the run began here, and the last score on the site's own rows."""
         rounds, seconds = self._run_file.run.rounds, time.monotonic() - self._began
         helped = None if self._file.silo.edge else self._helped  # an edge client's process opens the file itself
         figures = {} if helped is None else helped.opened.answers.scored
@@ -242,7 +242,7 @@ class Site:
         log.info("%s, %.0f s%s", at, seconds, f"; on its own rows held back: {own}" if own else "")
 
     def keep(self, client: Client, round: int) -> None:
-        """Keep the role's state as of the end of a round."""
+        """Save the role's state at the end of a round."""
         self._place = CheckpointId(self._place.run, round, self._place.session, self._place.digest)
         if self._folder is not None:
             save_checkpoint(self._folder.path / "checkpoint", self._place, {f"silo-{self.name}": client.state()})
@@ -251,9 +251,9 @@ class Site:
             self._recorder.flush()
 
     def _remember(self, client: Client) -> None:
-        """Keep what never goes back, whatever round the role is restored to: the bytes of its state.
+        """Save the state that never goes back, whatever round the role is restored to.
 
-        These are its secret root and, under baffle, to whom it revealed a contribution. If only a checkpoint held them,
+        It is the secret root and, under baffle, the receivers of a revealed contribution. If only a checkpoint held it,
         a server that names an older round would get other noise for the same gradient, or a contribution twice.
         """
         lasting = {key: value for key, value in client.state().items() if isinstance(value, bytes)}
@@ -263,7 +263,7 @@ class Site:
             write_atomically(self._folder.path / LASTING, text.encode(), mode=0o600)
 
     def end(self, client: Client, released: bytes) -> None:
-        """Write what the run released, and of cgd the participant's own model."""
+        """Write the run's release, and under cgd the participant's own model."""
         if self._folder is None:
             return
         if self._recorder is not None:
@@ -275,7 +275,7 @@ class Site:
             self._folder.write_model("released.safetensors", tensors)
         self._role.leave(client, self._folder)
         self._file.helped.half_done.unlink(missing_ok=True)
-        log.info("the run has ended; what is this site's is in %s", self._folder.path)
+        log.info("the run has ended; this site's files are in %s", self._folder.path)
 
     def _restore(self, client: Client, hello: Hello) -> None:
         if self._folder is None:
@@ -287,22 +287,20 @@ class Site:
             self._lasting = {key: bytes.fromhex(value) for key, value in json.loads(lasting.read_text()).items()}
         if checkpoint is not None and checkpoint[0].run == hello.run:
             client.restore({**checkpoint[1][f"silo-{self.name}"], **self._lasting})
-            log.info("goes on with its run; it takes part from the next set-up on, in which all get new keys")
+            log.info("continues its run; it takes part from the next set-up on, in which all get new keys")
         elif lasting.exists():
             raise ParameterError(
-                f"has states of this run, and none of round {hello.round} or before, so it cannot go on from there; "
-                "resume with a younger checkpoint of the server, or begin another run"
+                f"has no state of this run at round {hello.round} or before, only later ones; resume with a younger "
+                "checkpoint of the server, or begin another run"
             )
         else:
             if hello.round:
-                log.warning(
-                    "has no state of round %d or before; it begins anew, as a silo that was never here", hello.round
-                )
+                log.warning("has no state of round %d or before; it begins again as a new silo", hello.round)
             self.keep(client, hello.round)
 
 
 def _is_of_rows(error: BaseException) -> bool:
-    """Whether an error may follow from what is in rows, and not from a file or memory that is lacking just now."""
+    """Return whether an error may depend on rows, and not on a missing file or a lack of memory."""
     if isinstance(error, MorettaError) and not isinstance(error, RowsError):
         return False
     cause: BaseException | None = error
@@ -312,7 +310,7 @@ def _is_of_rows(error: BaseException) -> bool:
 
 
 def log_to(path: Path) -> None:
-    """Send what Moretta has to say in this process to a file, a line each."""
+    """Send Moretta's log of this process to a file, a line each."""
     handler = logging.FileHandler(path, encoding="utf-8", errors="replace")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
@@ -321,19 +319,19 @@ def log_to(path: Path) -> None:
 
 
 def pack_released(inputs: Mapping[str, object], tensors: Tensors) -> bytes:
-    """Return a released model and what its inputs mean, as `Site.end` takes them."""
+    """Return a released model and the meaning of its inputs, as `Site.end` takes them."""
     text = json.dumps(inputs).encode()
     arrays = {name: np.ascontiguousarray(value).reshape(value.shape) for name, value in tensors.items()}
     return len(text).to_bytes(4, "little") + text + save(arrays)
 
 
 def unpack_released(data: bytes) -> tuple[Mapping[str, object], Tensors]:
-    """Return what `pack_released` packed. Raises `moretta.errors.CodecError` for anything else."""
+    """Undo `pack_released`. Raises `moretta.errors.CodecError` for other bytes."""
     end = 4 + int.from_bytes(data[:4], "little")
     try:
         inputs, tensors = json.loads(data[4:end]), load_tensors(data[end:])
     except (ValueError, RecursionError, SafetensorError) as error:
         raise CodecError(f"expected a released model; {error}") from None
     if not isinstance(inputs, dict):
-        raise CodecError("expected a released model with what its inputs mean")
+        raise CodecError("expected a released model with the meaning of its inputs")
     return inputs, tensors

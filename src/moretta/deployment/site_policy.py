@@ -1,10 +1,11 @@
-"""What a server may make this site's machine do. Read it from top to bottom: nothing else at a site refuses a run.
+"""The limits of a server's power over this site's machine. Read it from top to bottom: nothing else refuses a run.
 
-A run comes as text that the server wrote (`admit`). A rule is a function of that run and of the site's silo.toml: it
-raises `moretta.errors.PolicyError`, whose sentence the server is told in full, as it follows from the text alone. No
-rule reads a row. What reads rows comes after, and tells the server one word (`moretta.engines.flare.site_worker`).
+A run comes as text that the server wrote (`admit`). A rule is a function of that run and of the site's silo.toml. It
+raises `moretta.errors.PolicyError`, whose sentence the server receives in full, because it follows from the text alone.
+No rule reads a row. Code that reads rows comes later, and sends the server one word
+(`moretta.engines.flare.site_worker`).
 
-What a run asks for beside its text comes with its hello (`greet`) and its model (`fitting_model`).
+A run's further demands come with its hello (`greet`) and its model (`fitting_model`).
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 LEDGER = "epsilon.txt"  # beside the folders of runs
-UNITS = ("row", "group", "silo")  # likewise, that noise hides one of
-SCHEMES = ("none", "additive-shares", "pairwise")  # from what protects least
+UNITS = ("row", "group", "silo")  # units that noise hides, from the smallest
+SCHEMES = ("none", "additive-shares", "pairwise")  # from the least protection
 
 
 def admit(text: str, site: SiloFile) -> RunFile:
@@ -88,13 +89,13 @@ def own_keys(run: RunFile, site: SiloFile) -> None:
         if isinstance(section, Section) and section != allowed:
             key = next(key for key in type(section).model_fields if getattr(section, key) != getattr(allowed, key))
             raise PolicyError(
-                f"[{kebab(name)}] {kebab(key)} is set in the run that the server sent; only a machine's own files may "
-                "set it: remove it there"
+                f"[{kebab(name)}] {kebab(key)} is set in the server's run, expected only in a machine's own files; "
+                "remove it there"
             )
 
 
 def named_silo(run: RunFile, site: SiloFile) -> None:
-    """The site is one of the run's silos, which only a run has whose rows are at sites, where silo.toml says."""
+    """The site is one of the run's silos; so the run's rows are at sites, where each silo.toml places them."""
     if site.silo.name not in run.engine.sites:
         raise PolicyError(f"[engine] sites lists {', '.join(run.engine.sites):.200}, and not {site.silo.name!r}")
 
@@ -107,12 +108,12 @@ def known_code(run: RunFile, site: SiloFile) -> None:
         if source not in BUILT_IN and source not in site.silo.models:
             raise PolicyError(
                 f"{key} = {source!r} of the run is code that this site has not agreed to run; read it, put it "
-                f'beside silo.toml, and say so there by [silo] models = ["{source}"]'
+                f'beside silo.toml, and list it there: [silo] models = ["{source}"]'
             )
 
 
 def allowed_protocol(run: RunFile, site: SiloFile) -> None:
-    """The protocol is one of `[runs] protocols` or, where that is empty, of Moretta's own; an edge site can play it."""
+    """The protocol is in `[runs] protocols` or, where that is empty, built in; an edge site must support it."""
     allowed, name = site.runs.protocols or tuple(OWN), run.protocol.name
     if name not in allowed:
         raise PolicyError(f'[protocol] name = "{name}": [runs] protocols of this site\'s silo.toml has no such name')
@@ -179,13 +180,13 @@ def above_floors(
     for key, (good, limit, got) in floors.items():
         if not good:
             raise PolicyError(
-                f"[privacy] {key} = {limit} in this site's silo.toml, and the run has less, {got}; have the run ask "
-                "for as much, or lower the floor"
+                f"[privacy] {key} = {limit} in this site's silo.toml, and the run has less, {got}; raise it in the "
+                "run, or lower the floor"
             )
 
 
 def permitted_sums(text: str, players: Participation, site: SiloFile) -> SecureAggregation:
-    """Return how sums are made in a run of another framework, with this site's own keys, if it takes part in them.
+    """Return the settings of sums in another framework's run, with this site's own keys, if it takes part.
 
     Args:
         text: [secure-aggregation] of the run, as TOML.
@@ -207,10 +208,10 @@ def permitted_sums(text: str, players: Participation, site: SiloFile) -> SecureA
     if secure.scheme != "pairwise":
         raise PolicyError(f'[secure-aggregation] scheme = "{secure.scheme}": expected "pairwise", in which masks hide')
     if site.silo.name not in players.silos or len(set(players.silos)) < len(players.silos):
-        raise PolicyError(f"expected each silo of the run once, {site.silo.name!r} among them")
+        raise PolicyError(f"expected each silo of the run once, and {site.silo.name!r} among them")
     roster = site.load_roster()
     if roster is not None and set(players.silos) != roster.keys.keys():
-        raise PolicyError("expected all silos of this site's roster, and nobody else; bring the same roster to both")
+        raise PolicyError("the run's silos differ from those of this site's roster; bring the same roster to both")
     if not 2 <= players.count <= len(players.silos):
         raise PolicyError(f"expected 2 to {len(players.silos)} silos in a round, got {players.count}")
     above_floors(site, secure, players)
@@ -243,8 +244,8 @@ def within_budget(noise: Privacy | None, site: SiloFile) -> None:
     for key, (good, limit, what, got) in bounds.items():
         if not good:
             raise PolicyError(
-                f"[privacy] {key} = {limit} in this site's silo.toml, and {what} {got}; have the run keep to it, or "
-                "change it here"
+                f"[privacy] {key} = {limit} in this site's silo.toml, and {what} {got}; change the run, or the limit "
+                "here"
             )
 
 
@@ -265,8 +266,8 @@ def charge(run_id: str, run: RunFile, site: SiloFile) -> None:
         return
     if floor.per == "data set" and floor.max_epsilon is not None and total + noise.most > floor.max_epsilon:
         raise PolicyError(
-            f"[privacy] max-epsilon = {floor.max_epsilon:g} of this site's data set: {len(before)} runs before may "
-            f"have spent {total:g}, and this one asks for dp-epsilon = {noise.most:g}; have it ask for less"
+            f"[privacy] max-epsilon = {floor.max_epsilon:g} of this site's data set: {len(before)} earlier runs may "
+            f"have spent {total:g}, and this one asks for dp-epsilon = {noise.most:g}; lower that"
         )
     Journal(site.out / LEDGER).append(f"{key} {noise.most!r}")
 
@@ -287,13 +288,13 @@ def masked_under_a_roster(run: RunFile, site: SiloFile) -> None:
     """A site with a roster does not trust the server with uploads, so sums are masked."""
     if site.silo.roster is not None and run.secure_aggregation.scheme == "none":
         raise PolicyError(
-            'the run has [secure-aggregation] scheme = "none", by which the server sees each upload, and this site '
-            "has a roster, so it does not trust the server with them; have the run use another scheme"
+            'the run has [secure-aggregation] scheme = "none", so the server sees each upload, and this site has a '
+            "roster, so it does not trust the server with them; have the run use another scheme"
         )
 
 
 def noise_of_known_lots(run: RunFile, site: SiloFile) -> None:
-    """Under dp-noise the fewest rows of any silo are public, so that no refusal tells how many a site has."""
+    """Under dp-noise the fewest rows of any silo are public, so that no refusal reveals a site's number of rows."""
     noise = run.protocol.privacy
     if noise is not None and noise.unit != "silo" and run.data.least_rows is None:
         raise PolicyError(LEAST_ROWS_MISSING)
@@ -322,7 +323,7 @@ def fitting_model(site: SiloFile, build: Callable[[], nn.Module]) -> nn.Module:
 
 
 def greet(hello: Hello, text: str, run: RunFile, torch: str | None = None, model: str | None = None) -> None:
-    """Check what a server says of itself: software, settings and model are the same here as there.
+    """Check a server's hello: software, settings and model are the same here as there.
 
     Args:
         hello: the server's.
@@ -341,8 +342,8 @@ def greet(hello: Hello, text: str, run: RunFile, torch: str | None = None, model
     allowed = sorted({_minor(version) for version in (hello.versions.get("torch", ""), *hello.torch)})
     if torch is not None and _minor(torch) not in allowed:
         raise PolicyError(
-            f"runs PyTorch {torch}, and allowed are {', '.join(allowed)}; install one of them, or have the server "
-            "name this one in [engine] torch-versions"
+            f"runs PyTorch {torch}, expected {', '.join(allowed)}; install one of these, or have the server name this "
+            "one in [engine] torch-versions"
         )
     if model is not None and model != hello.model:
         raise PolicyError(
@@ -350,21 +351,23 @@ def greet(hello: Hello, text: str, run: RunFile, torch: str | None = None, model
             f"{hello.model[:12]}); bring the same code to both"
         )
     if model is None and not _fit_targets(hello.outputs, run):
-        raise PolicyError(f"the server's model has {hello.outputs} outputs, which do not fit the targets of the run")
+        raise PolicyError(
+            f"the server's model has {hello.outputs} outputs, which do not fit the run's targets; correct the run"
+        )
 
 
 def check_job(text: str, digest: str) -> None:
-    """Refuse a run whose text is not the one that a digest is of."""
+    """Refuse a run whose text does not have this digest."""
     ours = digest_of(text)
     if ours != digest:
         raise PolicyError(
             f"this site's run settings differ from the server's (digests {ours[:12]} and {digest[:12]}): the job was "
-            "edited by hand; make it anew by moretta job or serve"
+            "edited by hand; make it again by moretta job or serve"
         )
 
 
 def _fit_targets(outputs: int, run: RunFile) -> bool:
-    """Whether a model's outputs take all targets that a run allows: else a refusal is a bit about rows."""
+    """Return whether a model's outputs fit all targets that a run allows; else a refusal is a bit about rows."""
     if run.masks is not None:
         return outputs == run.masks.classes * math.prod(run.masks.shape)
     classes = run.data.classes if run.table is None else len(run.table.classes)
@@ -379,7 +382,7 @@ def _minor(version: str) -> str:
 
 @contextmanager
 def _refusing(path: Path = Path("run.toml")) -> Iterator[None]:
-    """Refuse for a mistake in the run's text. path: of this site, which no server is told."""
+    """Refuse a run for a mistake in its text. path: of this site, which is not sent to the server."""
     try:
         yield
     except ParameterError as error:

@@ -1,7 +1,7 @@
 """Moretta's secure sum inside Flower: a mod at each site, a strategy at the server, and Flower's messages between them.
 
-What is summed, masked and refused is `moretta.secure_aggregation`'s, and which attempt follows a lost silo is
-`moretta.engines.driver`'s. This folder carries their messages as Flower's.
+`moretta.secure_aggregation` decides what is summed, masked and refused, and `moretta.engines.driver` which attempt
+follows a lost silo. This folder carries their messages in Flower's.
 
     SecureFedAvg, over a Grid                    secure_sum(), before the app's functions
       AskName                              -->       its name, from silo.toml
@@ -15,12 +15,12 @@ What is summed, masked and refused is `moretta.secure_aggregation`'s, and which 
       Survivors, Unmask                  -->     as in every secure sum
                                          <--     SelfMaskShares
 
-A ClientApp is a process for each message, and in a simulation any actor answers. So a site keeps between messages what
-its role follows from: two roots of 32 bytes from the operating system (one for each set-up, one for each upload), and
-the messages that it was sent. It lies in Flower's `context.state`, which a SuperNode holds in memory. What may happen
-once is in the site's folder, written before it is done.
+A ClientApp is a process for each message, and in a simulation any actor answers. So between messages a site keeps the
+origin of its role: two roots of 32 bytes from the operating system (one for each set-up, one for each upload), and the
+messages that it received. They lie in Flower's `context.state`, which a SuperNode holds in memory. Actions that may
+happen only once are recorded in the site's folder beforehand.
 
-**Threat model**: that of `moretta.secure_aggregation`. In addition, Flower gives a site's process the app that whoever
-starts the run has uploaded. Another app may leave this mod out, or read what it keeps. A site that does not trust the
-server takes apps of named authors alone (``flower-supernode --trusted-entities``).
+**Threat model**: that of `moretta.secure_aggregation`. In addition, Flower runs at a site the app that the starter of
+the run has uploaded. Another app may omit this mod, or read its memory. A site that does not trust the server accepts
+apps of named authors only (``flower-supernode --trusted-entities``).
 """

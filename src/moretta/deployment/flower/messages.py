@@ -1,4 +1,4 @@
-"""What server and sites say to each other beside the secure sum's own messages."""
+"""Messages between server and sites besides the secure sum's own."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -15,14 +15,14 @@ ARRAY, METRICS = "array/", "metrics"  # the tensors of a sum: one for each of th
 
 
 def check_name(name: str) -> None:
-    """Raise `moretta.errors.PeerError` unless a silo may be called so."""
+    """Raise `moretta.errors.PeerError` unless a silo may have this name."""
     if not is_silo_name(name):
         raise PeerError(f"expected a silo's name, got {name!r:.80}")
 
 
 @message("flower/ask-name")
 class AskName(Message):
-    """Say who you are."""
+    """Ask for the silo's name."""
 
 
 @message("flower/silo-name")
@@ -34,11 +34,14 @@ class SiloName(Message):
 
 @message("flower/terms")
 class SumTerms(Message):
-    """How sums are made in this run, the same for all silos.
+    """The terms of this run's sums, the same for all silos.
 
-    settings: [secure-aggregation], as TOML. silos: of the run, in its order. count, seed: how many of them play a
-    round, and the seed by which they are chosen. most_weight: a bound of all silos' examples together. weighted_by: the
-    metric that says how many a silo has.
+    Args:
+        settings: [secure-aggregation], as TOML.
+        silos: of the run, in its order.
+        count, seed: the number of silos in a round, and the seed that chooses them.
+        most_weight: a bound of all silos' examples together.
+        weighted_by: the metric that counts a silo's examples.
     """
 
     settings: str
@@ -51,7 +54,7 @@ class SumTerms(Message):
 
 @message("flower/upload-names")
 class UploadNames(Message):
-    """Which metrics an upload holds, in the order of their names. metrics: the length of each list; 0 for a number."""
+    """The metrics of an upload, in the order of their names. metrics: the length of each list; 0 for a number."""
 
     metrics: Mapping[str, int]
 
@@ -62,7 +65,7 @@ class UploadNames(Message):
 
     @property
     def slots(self) -> int:
-        """How many numbers all metrics have together."""
+        """The count of numbers in all metrics."""
         return sum(width or 1 for width in self.metrics.values())
 
 

@@ -1,4 +1,4 @@
-"""How our messages lie in Flower's, and the digest of what an app is asked."""
+"""Moretta's messages inside Flower's, and the digest of a question to an app."""
 
 import hashlib
 
@@ -27,7 +27,7 @@ def unpacked(content: RecordDict) -> list[Message]:
 
 
 def question_digest(kind: str, content: RecordDict) -> bytes:
-    """Return SHA-256 of what an app is asked, without our own record: each array's bytes, and all other values.
+    """Return SHA-256 of a question to an app, without our own record: each array's bytes, and all other values.
 
     kind: "train" or "evaluate".
     """

@@ -36,10 +36,10 @@ from moretta.secure_aggregation.sums import Sum, as_summed
 
 METRIC_LIMIT = 2.0**16  # the largest metric
 WHOLE_LIMITS = {64: 2.0**31, 32: 2.0**16}  # the largest entry of an array of whole numbers, by the ring's bits
-WAIT = 60.0  # seconds that a round waits for silos without which it cannot go on
-HELLO = 600.0  # seconds in which a node is to say who it is
-MOST_TOLD = 300  # characters of what a node says of an error
-STEP = 1.0  # seconds between two looks at who is there
+WAIT = 60.0  # seconds that a round waits for silos that it needs
+HELLO = 600.0  # seconds that a node has to send its name
+MOST_TOLD = 300  # characters of a node's error
+STEP = 1.0  # seconds between two looks at connected nodes
 AWAY = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 
 log = logging.getLogger("moretta")
@@ -55,7 +55,7 @@ class SecureFedAvg(FedAvg):  # type: ignore[misc]  # Flower need not be installe
         args, options: as of Flower's FedAvg. `fraction_evaluate` is 0 or as `fraction_train`.
         secure: how sums are made, with `roster` the file of all silos' keys; None is `SecureAggregation()`.
         most_examples: a bound of all clients' examples together. A close one leaves finer steps with ring-bits 32.
-        seed: by which the clients of a round are chosen, where `fraction_train` is below 1.
+        seed: of the choice of a round's clients, where `fraction_train` is below 1.
 
     Raises:
         moretta.errors.ParameterError: settings that no secure sum has, or that Flower's FedAvg combines otherwise.
@@ -84,7 +84,7 @@ class SecureFedAvg(FedAvg):  # type: ignore[misc]  # Flower need not be installe
 
 
 class SummingGrid:
-    """A Grid of which a strategy gets one reply, all clients' mean; whoever asks it for anything else asks Flower's."""
+    """A Grid that gives a strategy one reply, all clients' mean. Everything else goes to Flower's Grid."""
 
     def __init__(self, grid: Grid, strategy: SecureFedAvg, rounds: int) -> None:
         self._grid, self._strategy, self._phases = grid, strategy, rounds
@@ -97,7 +97,7 @@ class SummingGrid:
         return getattr(self._grid, name)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the nodes; from the first sum on, as many as a strategy waits for, as the driver says whom to ask."""
+        """Return the nodes; after the first sum, as many as a strategy waits for, because the driver chooses nodes."""
         own = self._strategy
         enough = max(own.min_available_nodes, own.min_train_nodes, own.min_evaluate_nodes)
         return (
@@ -107,7 +107,7 @@ class SummingGrid:
     def send_and_receive(
         self, messages: Iterable[FlowerMessage], *, timeout: float | None = None
     ) -> Iterable[FlowerMessage]:
-        """Play the secure sum of what these messages ask for; return one reply with its means, or none."""
+        """Carry out the secure sum that these messages ask for; return one reply with its means, or none."""
         asked = list(messages)
         if not asked:
             return []
@@ -128,7 +128,7 @@ class SummingGrid:
         return [FlowerMessage(self._reply(total), reply_to=asked[0])]
 
     def _begin(self) -> Iterator[RoundEnd]:
-        """Ask who is there, and return the rounds that a driver of ours plays with them."""
+        """Ask nodes for their names, and return the rounds that a driver carries out with them."""
         strategy, settings = self._strategy, self._strategy.secure
         run = fresh_run(roster := settings.load_roster())
         self._delivery = delivery = GridDelivery(self._grid, run, roster)
@@ -160,7 +160,7 @@ class SummingGrid:
 
 
 def _sent(asked: FlowerMessage) -> ArrayRecord:
-    """Return the arrays that are to come back changed; none of an evaluation."""
+    """Return the arrays that silos train and return; none for an evaluation."""
     trains = asked.metadata.message_type == MessageType.TRAIN
     return next(iter(asked.content.array_records.values())) if trains else ArrayRecord()
 
@@ -170,7 +170,7 @@ def _is_whole(array: Array) -> bool:
 
 
 class SumServer:
-    """The server's role: one sum a round. arrays: that are to come back changed. total: of the last round."""
+    """The server's role: one sum a round. arrays: those that silos train and return. total: of the last round."""
 
     def __init__(self, settings: SecureAggregation, rules: Rules, most_weight: int) -> None:
         self._settings, self._most_weight = settings, most_weight
@@ -196,26 +196,26 @@ class SumServer:
             return total
         if total.weight >= self._most_weight:
             raise RunFailed(
-                f"all clients' examples together are {self._most_weight} or more, for which sums have no room; give "
-                "SecureFedAvg a larger most_examples"
+                f"all clients' examples together are {self._most_weight} or more, expected fewer; give SecureFedAvg a "
+                "larger most_examples"
             )
         self.total = total
         return Report({})
 
 
 class GridDelivery:
-    """Delivers asks over a grid: silos by their names, at whichever node they are (`moretta.engines.delivery`).
+    """Delivers asks over a grid to silos by their names, at any node (`moretta.engines.delivery`).
 
-    known: who may take part; empty is anybody. terms: of the run. question, timeout: what an `AskSum` goes with, and
-    the seconds for each answer. names: of the metrics in each silo's last upload.
+    known: silos that may take part; empty for all. terms: of the run. question, timeout: the content beside an
+    `AskSum`, and the seconds for each answer. names: of the metrics in each silo's last upload.
     """
 
     def __init__(self, grid: Grid, run: str, roster: Roster | None) -> None:
         self.clock = Clock()
         self._grid, self._run = grid, run
         self.known: Collection[str] = () if roster is None else roster.keys
-        self._nodes, self._before = dict[str, int](), dict[str, int]()  # of silos that are there, or were
-        self._asked = dict[int, str]()  # what nodes call themselves
+        self._nodes, self._before = dict[str, int](), dict[str, int]()  # of present and earlier silos
+        self._asked = dict[int, str]()  # nodes' own names
         self._renewed = False
         self.terms: SumTerms
         self.question: FlowerMessage | None = None
@@ -225,7 +225,7 @@ class GridDelivery:
 
     @property
     def silos(self) -> list[str]:
-        """The silos that are there, sorted."""
+        """The connected silos, sorted."""
         return sorted(self._nodes)
 
     def deliver(self, ask: Ask) -> Replies:
@@ -274,7 +274,7 @@ class GridDelivery:
         return RecordDict({**with_it, RECORD: packed(message)})
 
     def _exchanged(self, contents: Mapping[int, RecordDict]) -> dict[int, list[Message] | Missing]:
-        """Return what each node answers to its content: messages, at least one, or why there are none."""
+        """Return each node's answer to its content: one or more messages, or the reason of their absence."""
         kind = MessageType.TRAIN if self.question is None else self.question.metadata.message_type
         sent = [FlowerMessage(content, node, kind) for node, content in contents.items()]
         replies = [*self._grid.send_and_receive(sent, timeout=self.timeout)] if sent else []
@@ -284,14 +284,14 @@ class GridDelivery:
         return {asked[reply.metadata.reply_to_message_id]: _heard(reply) for reply in replies}
 
     def _compare_metrics(self, replies: Replies) -> None:
-        """Log which uploads hold other metrics than most: their masks differ, so they are left out of the sum."""
+        """Log uploads with other metrics than most: their masks differ, so the sum leaves them out."""
         metrics = {silo: tuple(sorted(self.names[silo].metrics)) for silo in replies.answers if silo in self.names}
         [(most, _)] = Counter(metrics.values()).most_common(1) or [((), 0)]
         for silo in (silo for silo in metrics if metrics[silo] != most):
             log.warning("the app of `%s` returns the metrics %s, and most others' %s", silo, metrics[silo], most)
 
     def _look(self, again: Collection[str] = ()) -> None:
-        """Ask nodes that are new who they are, and forget those that have gone. again: silos to be asked once more."""
+        """Ask new nodes for their names, and forget those that have gone. again: silos to ask once more."""
         connected = set(self._grid.get_node_ids())
         asked = {node: name for node, name in self._asked.items() if node in connected and name not in again}
         hello = RecordDict({RECORD: packed(AskName(stamp=Stamp(self._run, 0, 0)))})
@@ -308,11 +308,11 @@ class GridDelivery:
         self._nodes, self._asked, self._before = there, asked, {**self._before, **there}
 
     def _name_of(self, node: int, came: list[Message] | Missing) -> str:
-        """Return the name of the silo at a node; none, with a sentence in the log, where it takes no part."""
+        """Return the name of the silo at a node; empty, with a sentence in the log, where it takes no part."""
         if isinstance(came, Missing) or not isinstance(came[0], SiloName):
             why = came.detail if isinstance(came, Missing) else f"expected its name, got `{came[0].TAG}`"
         elif self.known and came[0].name not in self.known:
-            why = f"it calls itself `{came[0].name}`, which is not in the roster, or was not there as the run began"
+            why = f"its name `{came[0].name}` is not in the roster, or was not connected when the run began"
         else:
             return came[0].name
         log.warning("node %d takes no part: %s", node, why)
@@ -324,7 +324,7 @@ _LATE = Missing(Reason.LATE, "no answer came in time")
 
 
 def _heard(reply: FlowerMessage) -> list[Message] | Missing:
-    """Return the messages of a reply, at least one; or why there are none."""
+    """Return the messages of a reply, one or more, or the reason of their absence."""
     if reply.has_error():
         away = reply.error.code in AWAY
         return Missing(Reason.DISCONNECTED if away else Reason.REFUSED, str(reply.error.reason)[:MOST_TOLD])

@@ -1,4 +1,4 @@
-"""A site's half: the mod that answers the secure sum's messages, and uploads what the app's functions return."""
+"""A site's half: the mod that answers the secure sum's messages, and uploads the results of the app's functions."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ from moretta.secure_aggregation.settings import SecureAggregation
 from moretta.secure_aggregation.sums import Query, message_digest, query_of
 
 FOLDER = "moretta"  # the key of --node-config that names the site's silo.toml
-SIMULATED = "partition-id"  # and that by which a simulation counts its nodes
+SIMULATED = "partition-id"  # the key by which a simulation counts its nodes
 LOCK, HELD = "flower.json", "{folder} is in use by {holder}; give each SuperNode a silo.toml of its own"
 KINDS = (MessageType.TRAIN, MessageType.EVALUATE)
 
-log = logging.getLogger("flwr")  # where whoever runs a SuperNode looks
+log = logging.getLogger("flwr")  # the log that operators of a SuperNode read
 
 
 def secure_sum() -> Mod:
-    """Return the mod that sums what a ClientApp's functions return without showing it: ``ClientApp(mods=[...])``.
+    """Return the mod that sums the results of a ClientApp's functions in secret: ``ClientApp(mods=[...])``.
 
-    The server needs `SecureFedAvg`. A question of any other strategy is refused, so nothing is sent in the clear. A
-    SuperNode names its silo.toml by ``--node-config 'moretta="silo.toml"'``; nodes of a simulation need none.
-    Functions registered by ``@app.query()`` are left alone.
+    The server needs `SecureFedAvg`. The mod refuses questions of any other strategy, so nothing is sent in the clear. A
+    SuperNode names its silo.toml by ``--node-config 'moretta="silo.toml"'``; nodes of a simulation need no file.
+    Functions registered by ``@app.query()`` stay as they are.
     """
     return _mod
 
@@ -68,11 +68,15 @@ def _mod(message: FlowerMessage, context: Context, call_next: ClientAppCallable)
 
 @dataclass(repr=False)
 class Memory:
-    """What a site keeps between two messages, in Flower's `context.state`: secret, and never on disk.
+    """A site's memory between two messages, in Flower's `context.state`: secret, and never on disk.
 
-    root: of the keys of the last set-up. heard: its messages, the terms first. upload_root: of the secrets of the last
-    upload. ask, asked, shapes: what that answered. opened: what was asked to open its sum. helped: the record of sums
-    of a site without a folder, in a simulation.
+    Args:
+        root: of the keys of the last set-up.
+        heard: its messages, the terms first.
+        upload_root: of the secrets of the last upload.
+        ask, asked, shapes: the question that this upload answered.
+        opened: the messages that asked to open its sum.
+        helped: the record of sums of a site without a folder, in a simulation.
     """
 
     root: bytes = b""
@@ -86,7 +90,7 @@ class Memory:
 
     @classmethod
     def of(cls, context: Context) -> Memory:
-        """Return what was kept."""
+        """Return the memory in a context."""
         record = context.state.get(RECORD)
         return cls(**record) if isinstance(record, ConfigRecord) else cls()
 
@@ -96,7 +100,7 @@ class Memory:
 
 
 class FlowerSite:
-    """A silo's role for one message: made anew from what was kept.
+    """A silo's role for one message, made anew from its memory.
 
     file: its silo.toml. helped: which sums it has helped to open.
     """
@@ -123,7 +127,7 @@ class FlowerSite:
             stamp, take = asks[-1].stamp, spent.next_take
             return [Spent(stamp=stamp, next_take=take, survivors=spent.survivors, whole=spent.whole)]
         raise PolicyError(
-            "the server asks for a reply in the clear, and this app has moretta.flower.secure_sum(); use "
+            "the server asks for a reply in the clear, which this app's moretta.flower.secure_sum() refuses; use "
             "moretta.flower.SecureFedAvg in the ServerApp"
         )
 
@@ -169,7 +173,7 @@ class FlowerSite:
         return [upload, names]
 
     def _role(self, *, reopens: bool = True) -> KeyedContributor:
-        """Return the silo's half of the sums, as it was after the last message: it follows from roots and messages.
+        """Return the silo's half of the sums as it was after the last message, from roots and messages.
 
         reopens: whether the last upload's sum may still be opened.
         """
@@ -219,7 +223,7 @@ def _site(context: Context) -> Iterator[FlowerSite]:
             yield FlowerSite(file, memory, helped)
         else:
             raise PolicyError(
-                "this SuperNode names no folder for what its site must not forget; start it with "
+                "this SuperNode names no silo.toml, whose folder keeps the site's records; start it with "
                 f"--node-config '{FOLDER}=\"silo.toml\"'"
             )
     finally:
@@ -227,7 +231,7 @@ def _site(context: Context) -> Iterator[FlowerSite]:
 
 
 def silo_of(context: Context) -> SiloFile:
-    """Return the silo.toml that a node names; without one, that of a silo of the node's number."""
+    """Return the silo.toml that a node names; without one, settings of a silo named by the node's number."""
     if (named := context.node_config.get(FOLDER)) is not None:
         return silo_file.load(str(named), rows=False)
     return SiloFile(silo=SiloSection(name=f"silo-{context.node_config.get(SIMULATED, context.node_id)}"))
@@ -240,11 +244,11 @@ def _simulated() -> bool:
 
 
 def _replied(message: FlowerMessage, context: Context, call_next: ClientAppCallable) -> RecordDict:
-    """Return what the app's own function returns. What it raises may tell of rows, and stays here."""
+    """Return the result of the app's own function. Its errors may quote rows, and stay here."""
     try:
         reply = call_next(message, context)
         return reply.content
-    except Exception as error:  # whatever somebody's app raises
+    except Exception as error:  # an app may raise anything
         log.exception("Moretta: the app's %s function failed", message.metadata.message_type)
         raise RowsError(f"the app's function failed with {type(error).__name__}") from error
 
@@ -257,10 +261,10 @@ def _arrays(content: RecordDict) -> ArrayRecord:
 
 
 def taken(content: RecordDict, sent: ArrayRecord | None, terms: SumTerms) -> tuple[Tensors, int, UploadNames]:
-    """Return what a reply of an app adds to a sum: its tensors, how many examples they count for, and metrics' names.
+    """Return an app's contribution to a sum: its tensors, the examples that they count for, and metrics' names.
 
-    sent: the arrays that it was sent, whose names, shapes and kinds its own must have; None where only metrics count.
-    Raises `moretta.errors.PolicyError` for other arrays, which the server is told, and `moretta.errors.RowsError`.
+    sent: the arrays that it received, whose names, shapes and kinds its own must have; None where only metrics count.
+    Raises `moretta.errors.PolicyError` for other arrays, which the server sees, and `moretta.errors.RowsError`.
     """
     tensors = {} if sent is None else _like(sent, _arrays(content))
     records = list(content.metric_records.values())

@@ -1,4 +1,4 @@
-"""A FLARE job with anybody's training script, whose server sees no site's result: a recipe, and its two ends.
+"""A FLARE job with any training script, whose server sees no site's result: a recipe, and its two ends.
 
     SecureFedAvg, FLARE's FedAvg                   the site: FLARE's executor, its filters, `KeepResult` last
       task "train": the model                -->     the script trains; filters of site and job change its result
@@ -7,6 +7,6 @@
       `moretta.secure_aggregation`           <--     the masked result, once
 
 **Threat model**: that of `moretta.secure_aggregation`, of one sum a round. In addition, FLARE has a site run the job
-that an admin submits, with its code. Another job, or this one with other code, sends what it likes. What a site refuses
-stands in its silo.toml, and binds jobs that have `KeepResult`. `docs/flare.md` says what a site trusts.
+that an admin submits, with its code. Another job, or this one with other code, may send anything. A site's silo.toml
+limits only jobs that have `KeepResult`. `docs/flare.md` lists what a site trusts.
 """

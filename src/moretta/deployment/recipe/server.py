@@ -39,7 +39,7 @@ log = logging.getLogger("moretta")
 
 
 class SecureFedAvg(FedAvg):  # type: ignore[misc]
-    """FLARE's FedAvg; of results it sees weighted means alone. args, kwargs: FLARE's, which finds them by name.
+    """FLARE's FedAvg that sees only weighted means of results. args, kwargs: FLARE's, which finds them by name.
 
     settings: [secure-aggregation], as TOML. roster: the file of all sites' keys; empty for none. most_weight: a bound
     of all sites' steps together. train_timeout: seconds for a task, 0 for any number. answer_timeout: for a message.
@@ -63,10 +63,10 @@ class SecureFedAvg(FedAvg):  # type: ignore[misc]
         self._lost = self._opened = 0  # sums: lost in a row, and opened
 
     def run(self) -> None:
-        """Play all rounds. Raises `moretta.errors.RunFailed` where all are lost, as such a job must not end well."""
+        """Carry out all rounds. Raises `moretta.errors.RunFailed` where all are lost: such a job must not succeed."""
         super().run()
         if not self._opened and not self.abort_signal.triggered:
-            raise RunFailed("all rounds are lost, and the model is as it was")
+            raise RunFailed("all rounds are lost, and the model is unchanged; see the server's log")
 
     def send_model(self, *args: Any, data: FLModel, targets: list[str], **options: Any) -> None:
         """Send the round's model, and note it."""
@@ -84,7 +84,7 @@ class SecureFedAvg(FedAvg):  # type: ignore[misc]
         return True
 
     def _get_aggregated_result(self) -> FLModel:
-        """Sum what the sites keep; the model as it was where too few are left."""
+        """Sum the results that sites keep; return the old model where too few sites are left."""
         try:
             total, kind = self._summed()
         except RunFailed as error:
@@ -172,9 +172,7 @@ class SecureFedAvgRecipe(FedAvgRecipe):  # type: ignore[misc]
         self._views = "" if record_views is None else str(Path(record_views).absolute())
         secure = secure or SecureAggregation()
         if wrong := [name for name in ELSEWHERE if options.get(name) is not None]:
-            raise ParameterError(
-                f"{wrong[0]} needs each site's own result at the server, which it never sees; remove it"
-            )
+            raise ParameterError(f"{wrong[0]} needs each site's own result, which the server never sees; remove it")
         self._sums: dict[str, Any] = {
             "settings": shared_sums(secure, type(self).__name__),
             "roster": "" if secure.roster is None else str(secure.roster.absolute()),

@@ -42,7 +42,7 @@ log = logging.getLogger("moretta")
 
 @dataclass(frozen=True, repr=False)
 class TaskResult:
-    """The result of a script. kind: "FULL" weights, or their "DIFF" to the model. weight: how many steps they count."""
+    """The result of a script. kind: "FULL" weights, or their "DIFF" to the model. weight: the number of steps."""
 
     kind: str
     weight: int
@@ -51,7 +51,7 @@ class TaskResult:
 
     @classmethod
     def of(cls, dxo: DXO, model: Mapping[str, Any]) -> TaskResult:
-        """Return a result. model: what the task was sent, whose names, shapes and kinds of numbers its own must have.
+        """Return a result. model: of the task, whose names, shapes and kinds of numbers the result must have.
 
         Raises `moretta.errors.PolicyError` for other arrays, and `moretta.errors.RowsError`, which stays at the site.
         """
@@ -90,15 +90,15 @@ def plain(tensor: Any) -> Array:
 
 
 def _as_sent(own: Any, sent: Any) -> Any:
-    """Return a counter in the kind of number that was sent: of counters FLARE's own FedAvg sends a mean, a float."""
+    """Return a counter in the kind of number that was sent: FLARE's own FedAvg sends a counter's mean, a float."""
     whole = plain(own).dtype.kind in "iu" and plain(sent).dtype.kind == "f"
     return plain(own).astype(plain(sent).dtype) if whole else own
 
 
 class RecordViews(Filter):  # type: ignore[misc]
-    """A site's last filter of results: keeps what a training task was sent, and what its result is, in the clear.
+    """A site's last filter of results: it records a training task's model and result in the clear.
 
-    For runs that may be audited (``moretta audit --views``), with rows that may be known. folder: for the views of all
+    It is for audited runs (``moretta audit --views``) with rows that an auditor may know. folder: for the views of all
     sites of one run.
     """
 
@@ -107,7 +107,7 @@ class RecordViews(Filter):  # type: ignore[misc]
         self.folder, self._model, self._round = folder, dict[str, Any](), 0
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Take up the model of each task, and its round, counted from one."""
+        """Keep the model of each task, and its round, counted from one."""
         if event_type == EventType.BEFORE_TASK_EXECUTION and fl_ctx.get_prop(FLContextKey.TASK_NAME) == TASK:
             task = fl_ctx.get_prop(FLContextKey.TASK_DATA)
             self._model = from_shareable(task).data
@@ -140,10 +140,10 @@ class RecordViews(Filter):  # type: ignore[misc]
 
 
 class KeepResult(RecordViews):
-    """The last filter of a site: a training task's result stays here, and the server learns sums of it alone.
+    """The last filter of a site: a training task's result stays here, and the server learns only sums of it.
 
-    settings: [secure-aggregation] of the job, as TOML. folder: for what the site sees of sums, as of `RecordViews`;
-    empty records nothing.
+    settings: [secure-aggregation] of the job, as TOML. folder: for the site's view of sums, as in `RecordViews`; empty
+    records nothing.
     """
 
     def __init__(self, settings: str, folder: str = "") -> None:
@@ -155,7 +155,7 @@ class KeepResult(RecordViews):
         self._file: SiloFile | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Take up the site's silo.toml as the job starts, and the model of each task."""
+        """Read the site's silo.toml as the job starts, and keep the model of each task."""
         if event_type == EventType.START_RUN:
             self._file = self._site(fl_ctx)
             fl_ctx.get_engine().register_aux_message_handler(TOPIC, self._answer)
@@ -174,7 +174,7 @@ class KeepResult(RecordViews):
                 meta = {KIND: self._result.kind, METRICS: sorted(self._result.metrics)}
             except MorettaError as error:
                 meta = {SAID: disclosed(error, log)}
-            except Exception:  # whatever a script returns
+            except Exception:  # a script may return anything
                 log.exception("a result cannot be read")
                 meta = {SAID: PRIVATE}
         kept = DXO(DataKind.METRICS, data={}, meta=meta).to_shareable()
