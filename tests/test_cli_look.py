@@ -214,7 +214,7 @@ def test_the_page_shows_what_is_told_and_no_more(tmp_path: Path) -> None:
     page = write_look(told, "clinic", tmp_path / "page.html").read_text()
     for cell in told["columns"][0]["cells"]:
         assert f"{cell['label']}: {cell['rows']}" in page  # for screen readers, beside the bar
-    assert "No least and no greatest value" in page
+    assert "The smallest and the largest value are not shown" in page
     everything = look_page(told_of(least=0), "clinic")
     assert "fewer than" not in everything
     with pytest.raises(ParameterError, match="cannot be written"):

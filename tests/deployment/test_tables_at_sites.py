@@ -250,7 +250,7 @@ def doctor(hospitals: Hospitals, name: str) -> dict[str, Any]:
     [
         ("no crp", "expected a column 'crp', as the schema has it"),
         ("other words", "column 'ward' has a word that the schema does not have in 35 of 40 rows"),
-        ("points", "column 'crp' has numbers with a point, and decimal = \",\" is said of the"),
+        ("points", "column 'crp' has numbers with a point, and the file has decimal = \",\""),
         ("line breaks", "column 'patient' has line breaks or control characters in 40 of 40 rows"),
         ("one more", "the schema lacks the column 'weight'"),
     ],

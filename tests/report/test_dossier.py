@@ -436,7 +436,7 @@ def test_answers_fill_what_is_open(run):
 
 
 @pytest.mark.parametrize(("text", "says"), [
-    ("purposes = 'x'", r"there is no question 'purposes'; did you mean \"purpose\"\?"),
+    ("purposes = 'x'", r"unknown question 'purposes'; did you mean \"purpose\"\?"),
     ("purpose = 3", "purpose: expected a text in quotes or a list of texts"),
     ("purpose = [[]]", "purpose: expected a text in quotes or a list of texts"),
     ("purpose = ", "this is not TOML"),

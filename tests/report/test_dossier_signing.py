@@ -152,7 +152,7 @@ def test_a_signed_dossier_is_not_written_over_by_another(make_run, keys, roster)
     write_dossier(folder)  # the same again
     assert page.check(files.data, roster).fault == ""
     (folder / "dossier.toml").write_text('purpose = "another"')
-    with pytest.raises(ParameterError, match="signs the dossier that is there, and this one is another"):
+    with pytest.raises(ParameterError, match="signs the existing dossier, and this one differs"):
         write_dossier(folder)
     assert page.check(files.data, roster).fault == ""
 

@@ -49,7 +49,7 @@ def test_the_page_shows_what_succeeded_and_what_failed(make_run, tmp_path):
                   '<span class="verdict failed">failed</span>', "slow-one", "it is slow",
                   "<strong>A silo works out &lt;the&gt; offset</strong> <small><code>(gamma-least-squares)",
                   "An outsider takes its",
-                  "0.5 is guessing, 1 perfect, 0 an error as large as the thing itself"):  # fmt: skip
+                  "0.5 is guessing, 1 perfect, 0 an error as large as the value itself"):  # fmt: skip
         assert words in text
     assert "img-src" not in text
     assert "Defences side by side" not in text
@@ -132,7 +132,7 @@ def test_a_browser_shows_an_audit_without_complaint(make_run, tmp_path):
 
 
 def test_it_is_said_where_the_kernel_did_not_confine_attackers(make_run, tmp_path):
-    said = "Attackers were confined by Python alone"
+    said = "Only Python confined the attackers"
     folder = make_run()
     for by, there in (("python", True), ("kernel", False)):
         audited(folder, confined_by=by)

@@ -134,7 +134,7 @@ def test_a_run_with_little_to_show(make_run, tmp_path):
 def test_a_run_without_test_rows(make_run, tmp_path):
     folder = make_run(test={"per_silo": {"silo-1": {"loss": 0.1, "accuracy": 0.9}}})
     text = write_report([folder], tmp_path / "report.html").read_text()
-    assert "There were no test rows, so nothing says how good the model is." in text
+    assert "There were no test rows, so nothing measures how good the model is." in text
     assert "On the test rows" not in text
     two = write_report([folder, make_run("fedsgd")], tmp_path / "report.html").read_text()
     assert "0.9737" in two

@@ -59,9 +59,9 @@ def test_runs_on_one_page_say_once_what_holds_of_all(make_run, tmp_path):
     folders = [audited(make_run("pbpfl")), make_run("fedsgd"), make_run("local")]
     text = " ".join(write_report(folders, tmp_path / "a.html").read_text().split())
     shared = (
-        "100 % is perfect; to name the commonest class always gets that class’s part of the rows. "
-        "One process played all roles, so the owner of its machine saw everything; what was hidden is said of "
-        "the roles. "
+        "100 % is perfect; always naming the commonest class scores that class’s part of the rows. "
+        "One process played all roles, so the owner of its machine saw everything; the sentences on what was "
+        "hidden are about the roles. "
         "That an attack failed does not show that none can succeed."
     )
     head = text[: text.index("<h2>Comparison")]
@@ -76,8 +76,8 @@ def test_runs_on_one_page_say_once_what_holds_of_all(make_run, tmp_path):
 def test_the_sentences_of_one_run(make_run):
     folder = audited(make_run("fedsgd", views="a", rounds=80), views=[0, 1, 2, 80, 81])
     assert sentences(read_run(folder)) == (
-        "On the test rows the model reaches an accuracy of 97.4 % (100 % is perfect; to name the commonest class "
-        "always gets that class’s part of the rows).",
+        "On the test rows the model reaches an accuracy of 97.4 % (100 % is perfect; always naming the commonest "
+        "class scores that class’s part of the rows).",
         f"{IN_PROCESS}the server saw only sums of the silos’ gradients and what follows from them, was "
         "trusted to relay the silos’ keys unchanged and held the true model; a silo received the model itself in "
         "every round.",
@@ -93,7 +93,7 @@ def test_what_the_commonest_class_gets_is_a_number_where_rows_of_classes_are_cou
     each = tuple(ClassScore.model_validate({"class": name, "rows": n, "predicted": n}) for name, n in counts)
     test = record.test.model_copy(update={"classes": ClassTables(by_class=each)})
     counted = record.model_copy(update={"test": test})
-    always = "to name the commonest class always gets 0.5, 0.5 and 75.0 %, in this order"
+    always = "always naming the commonest class scores 0.5, 0.5 and 75.0 %, in this order"
     assert sentences(counted)[0] == (
         "On the test rows the model reaches an AUC of 0.996, a balanced accuracy of 0.969 and an accuracy of 97.4 % (1 "
         f"is perfect; {always})."
@@ -127,11 +127,11 @@ def test_where_classes_are_uneven_the_verdict_leads_with_what_the_commonest_does
     assert uneven == (
         "On 100 test rows about 50 people or things the model reaches an AUC of 0.8 [0.75 to 0.85], a balanced "
         "accuracy of 0.7 [0.65 to 0.75], an average precision of 0.6 [0.55 to 0.65] and an accuracy of 90.0 % "
-        "[85.0 % to 95.0 %] (1 is perfect; to name the commonest class always gets 0.5, 0.5, 0.2 and 80.0 %, in "
+        "[85.0 % to 95.0 %] (1 is perfect; always naming the commonest class scores 0.5, 0.5, 0.2 and 80.0 %, in "
         "this order; 95 % intervals are in square brackets)."
     )
     assert even.startswith("On 100 test rows about 50 people or things the model reaches an accuracy of 90.0 % [85.0")
-    assert "always gets 55.0 %; 95 %" in even
+    assert "class scores 55.0 %; 95 %" in even
     table = comparison([surely(make_run, True, "one")])
     assert table.heads[2:] == ("95 % interval", "Guessing")
     first = [(row.measure, row.cells[1:]) for row in table.rows[:4]]
@@ -156,7 +156,7 @@ def test_the_verdict_is_over_all_seeds(make_run):
     (verdict,) = verdicts(records[:1], spreads=[OverSeeds("FedSGD", (0, 1), records)])
     assert verdict.good.startswith(
         "On 100 test rows about 50 people or things, on average over 2 seeds, the model reaches an accuracy of 80.0 % "
-        "[70.0 % to 90.0 %] (100 % is perfect; to name the commonest class always gets 55.0 %; the least and the most "
+        "[70.0 % to 90.0 %] (100 % is perfect; always naming the commonest class scores 55.0 %; the least and the most "
         "over seeds are in square brackets)."
     )
 
@@ -226,7 +226,7 @@ def test_baselines_stand_beside_a_run_that_is_alike(make_run):
 
 def test_what_else_the_first_sentence_says(make_run):
     none = read_run(make_run("fedavg", test={}))
-    assert sentences(none)[0] == "There were no test rows, so nothing says how good the model is."
+    assert sentences(none)[0] == "There were no test rows, so nothing measures how good the model is."
     number = sentences(read_run(make_run("fedsgd", regression=True)))[0]
     assert number.startswith("On the test rows the model reaches a mean squared error of 0.0171 (0 is perfect; ")
     scores = {"loss": 0.2, "accuracy": 0.9, "mean": {"loss": 0.1, "accuracy": 0.92}, "by": "silos"}
@@ -300,7 +300,7 @@ def test_an_attack_s_score_is_said_with_its_ends(make_run):
     assert audit is not None
     first, second, *_ = audit.attacks
     assert ends(first) == "0 is guessing, 1 perfect"
-    assert ends(second) == "0.8 is guessing, 1 perfect, 0 an error as large as the thing itself"
+    assert ends(second) == "0.8 is guessing, 1 perfect, 0 an error as large as the value itself"
     always = "always naming the most frequent value"
     assert ends(second.model_copy(update={"constant": 0.9})).startswith(f"0.8 is guessing, 0.9 {always}, 1 perfect")
     assert ends(second.model_copy(update={"constant": 0.8})).startswith(f"0.8 is guessing or {always}, 1 perfect")

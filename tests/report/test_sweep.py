@@ -66,7 +66,7 @@ def test_differences_are_paired_and_have_students_interval(make_run: Any) -> Non
     shown = {row.measure: row.cells[1] for row in found.table().rows}
     assert shown["bad"] == "+0.200 [+0.175, +0.225]"
     (_, near) = found.sentences()
-    assert near == "Not told apart from it by these seeds: same."
+    assert near == "These seeds do not separate it from: same."
     assert "these seeds: twin." in sweep(make_run, {"one": GOOD, "twin": GOOD}).sentences()[-1], "not even by a digit"
 
 

@@ -1,15 +1,15 @@
-"""What run folders say, made readable: a page for people, a table for the terminal.
+"""Readable reports on run folders: a page for people, a table for the terminal.
 
     folder.py       a finished run folder -> a frozen `RunRecord`; a broken one -> one sentence
     table.py        runs side by side, over seeds and by class, as rows, and those as a `rich` table; scales in words
-    statements.py   how good, what was hidden from whom, what attacks got: and whether attacks tested it
+    statements.py   how good, what was hidden from whom, what attacks got, and whether attacks tested it
     audit.py        the result of attacks: by role, runs side by side, pictures
     plots.py        the figures as inline SVG (matplotlib, imported only when a figure is drawn)
     page.py         one HTML page that holds all of it and opens offline, made by the Jinja2 templates in templates/
-    living.py       what the page of a run that goes on is sent; page_server.py serves it
+    living.py       the news for the page of a running run; page_server.py serves it
     terminal.py     text that a terminal may print
-    dossier/        what a data-protection impact assessment needs of a run, each sentence with its source
+    dossier/        a run's part in a data-protection impact assessment, each sentence with its source
 
-A report reads what the run wrote and computes nothing new: each number on the page is in a `result.json` or a
-`history.jsonl`, but for sums over phases and the moving averages of the curves.
+A report computes almost nothing new: each number on the page is in a `result.json` or a `history.jsonl`, except sums
+over phases and the moving averages of the curves.
 """

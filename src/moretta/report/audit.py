@@ -37,13 +37,13 @@ GROUPS: Mapping[str, Sequence[str]] = {
     "silo": ("silo",),
     "others": ("silos together", "server and silos", "outsider"),
 }
-"""The roles that stand together where runs are side by side."""
+"""The roles that share a column where runs are side by side."""
 
 CONFINED = (
-    "Attackers were confined by Python alone, which stops mistakes and curiosity, not an attack that means harm: this "
-    "machine's kernel has no Landlock."
+    "Only Python confined the attackers, because this machine's kernel has no Landlock. That stops mistakes and "
+    "curiosity, but not malicious code."
 )
-"""What is said of an audit where the kernel did not confine the attackers."""
+"""The note on an audit whose attackers the kernel did not confine."""
 
 UNGRADED = ("not graded", "The audit is older than the severities of attacks; audit the run again to have them.")
 """The name of attacks without a severity, and what that means."""
@@ -53,9 +53,9 @@ HEADERS = ("Leak to the server", "Leak to a silo", "Leak to colluders or outside
 
 @dataclass(frozen=True)
 class Leak:
-    """What attacks of some roles came to. tried: how many ended; worst: of those that succeeded, None where none did.
+    """The result of some roles' attacks. tried: how many ended. worst: of the successful ones, None without one.
 
-    audited: whether anyone tried.
+    audited: whether there was an audit.
     """
 
     audited: bool
@@ -82,7 +82,7 @@ class Leak:
 
 
 def leak(audit: AuditRecord | None, roles: Sequence[str]) -> Leak:
-    """Return what attacks of these roles came to."""
+    """Return the result of these roles' attacks."""
     if audit is None:
         return Leak(False)
     tried = [attack for attack in audit.attacks if attack.role in roles]
@@ -91,9 +91,9 @@ def leak(audit: AuditRecord | None, roles: Sequence[str]) -> Leak:
 
 
 def by_severity(audit: AuditRecord) -> Iterable[tuple[str, str, Sequence[Attacked]]]:
-    """Yield each kind of attacks that were tried, the gravest first: its name, what it means, and its attacks.
+    """Yield each kind of tried attacks, the gravest first: its name, its meaning, and its attacks.
 
-    Of a kind, those that succeeded stand first, the one that got furthest before the others.
+    In a kind, successful attacks come first, by how far they got.
     """
     for severity in (*SEVERITIES, None):
         some = [attack for attack in audit.attacks if attack.severity == severity]
@@ -107,13 +107,13 @@ def by_severity(audit: AuditRecord) -> Iterable[tuple[str, str, Sequence[Attacke
 
 
 def who_does(attack: Attacked | NotRun) -> str:
-    """Return who does what in an attack, for people; of audits without titles, who tries the attack of what name."""
+    """Return who does what in an attack, for people; in audits without titles, who tries the attack of which name."""
     who = "A group of silos" if attack.role == "silos together" else ROLES.get(attack.role, attack.role)
     return f"{who} {attack.title}" if attack.title else f"{who} tries {attack.attack}"
 
 
 def interval(attack: Attacked) -> str:
-    """The 95 % interval of a score, and where it holds every score that this is no evidence."""
+    """Return the 95 % interval of a score, marked as no evidence where it holds every score."""
     low, high = map(figure, attack.interval)
     return f"{low} to {high}{', no evidence' * (attack.ended == 'no evidence')}"
 
@@ -127,12 +127,12 @@ def switched_off(attacks_by_key: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def used(attack: Attacked) -> str:
-    """What an attack was given, in words."""
+    """Return the attack's view and knowledge, in words."""
     return f"{attack.view}; {'knows nothing else' if attack.knowledge == 'nothing' else f'knows {attack.knowledge}'}"
 
 
 def side_by_side(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    """Return what runs reach, cost and leak, an object a run, as JSON content."""
+    """Return scores, costs and leaks, an object a run, as JSON content."""
     return [
         {
             "run": label,
@@ -149,20 +149,20 @@ def side_by_side(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
 
 
 def costs(record: RunRecord) -> tuple[str, str, str]:
-    """What a run reaches on its test rows, its seconds and its bytes per silo and round, as text."""
+    """Return a run's score on its test rows, its seconds and its bytes per silo and round, as text."""
     test = record.test
     score = plain(test.mse if test.accuracy is None else test.accuracy)
     return score, human_seconds(record.seconds["total"]), human_bytes(_bytes(record))
 
 
 def score_name(records: Sequence[RunRecord]) -> str:
-    """The name of the score of these runs, of one task as a rule."""
+    """Return the name of these runs' score, usually of one task."""
     names = dict.fromkeys("MSE" if record.test.accuracy is None else "Accuracy" for record in records)
     return " or ".join(names)
 
 
 def leaks_table(records: Sequence[RunRecord]) -> Table:
-    """Runs for a terminal, one below the other: what each reaches, costs and leaks to whom."""
+    """Return runs for a terminal, one below the other: the scores, costs and leaks of each."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("Leak", overflow="fold")
     table.add_column("Score", justify="right")
@@ -183,7 +183,7 @@ def leaks_table(records: Sequence[RunRecord]) -> Table:
 
 
 def audit_lines(audit: AuditRecord) -> Group:
-    """The attacks on one run for a terminal, by severity: what each does, its figures, and what they mean below."""
+    """Return the attacks on one run for a terminal, by severity: what each does, its figures, and their meaning."""
     lines: list[RenderableType] = []
     for name, _, some in by_severity(audit):
         lines.append(Text(name, style="bold underline"))
@@ -206,10 +206,9 @@ def audit_lines(audit: AuditRecord) -> Group:
 
 
 def pictures(record: RunRecord) -> Iterable[tuple[str, str, Sequence[str]]]:
-    """Yield the pictures of an audit: what the attack does, the caption, and PNG data URIs of true and found images.
+    """Yield an audit's pictures: what the attack does, the caption, and PNG data URIs of true and reconstructed images.
 
-    There are no images where their file is gone.
-    Raises `moretta.errors.ParameterError` for a file that holds no pictures.
+    Pictures of a missing file have no images. Raises `moretta.errors.ParameterError` for a file without pictures.
     """
     for attack in () if record.audit is None else record.audit.attacks:
         for picture in attack.pictures:
@@ -223,7 +222,7 @@ def pictures(record: RunRecord) -> Iterable[tuple[str, str, Sequence[str]]]:
 
 
 def rounds_recorded(record: RunRecord) -> int:
-    """How many training rounds the audit saw views of; what is recorded after the last one is not counted."""
+    """Return how many training rounds the audit has views of, without those recorded after the last one."""
     return 0 if record.audit is None else sum(1 <= number <= record.rounds for number in record.audit.views)
 
 
@@ -232,7 +231,7 @@ def _bytes(record: RunRecord) -> float:
 
 
 def _images(folder: Path, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return true and found images of a file, [n, C, H, W]."""
+    """Return the true and the reconstructed images of a file, [n, C, H, W]."""
     file = folder / name
     try:
         held = load(read_file(folder, name))
@@ -240,12 +239,12 @@ def _images(folder: Path, name: str) -> tuple[NDArray[np.float64], NDArray[np.fl
     except (OSError, SafetensorError, KeyError) as error:
         raise ParameterError(f"{file} holds no pictures ({error}); audit the run again") from None
     if true.ndim != 4 or true.shape != recovered.shape or not true.size:
-        raise ParameterError(f"{file}: expected as many found images as true ones; audit the run again")
+        raise ParameterError(f"{file}: expected as many reconstructed images as true ones; audit the run again")
     return true, recovered
 
 
 def _sheet(images: NDArray[np.float64], scale: tuple[float, float]) -> str:
-    """Return images side by side, a white pixel apart, as the data URI of a PNG. scale: what is black and white."""
+    """Return images side by side, a white pixel apart, as the data URI of a PNG. scale: the black and white values."""
     from matplotlib.image import imsave
 
     count, channels, height, width = images.shape

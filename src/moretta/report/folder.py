@@ -1,8 +1,8 @@
 """A finished run folder, read into a frozen record.
 
-Three files are read: `result.json` (the outcome), `history.jsonl` (a line a round) and, where the run was audited,
-`audit.json`. Their keys are the run folder's contract; keys not known here are ignored, so that a newer engine may add
-some within the same format.
+It reads three files: `result.json` (the outcome), `history.jsonl` (a line a round) and, where the run was audited,
+`audit.json`. Their keys are the run folder's contract; unknown keys are ignored, so that a newer engine may add some
+within the same format.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ FORMAT = 1
 
 
 TEST_ROWS = "test rows"
-"""What an audit says of background knowledge where it took none but the run's own test rows."""
+"""The background of an audit that used only the run's own test rows."""
 
 
 LEADING = ("auc", "balanced_accuracy", "average_precision")
-UNEVEN = 0.1  # of the rows, by which the commonest class has more than an even part, from which on classes are uneven
+UNEVEN = 0.1  # classes are uneven if the commonest has this fraction of the rows more than an even share
 
 
 class _Part(BaseModel):
-    """A frozen piece of a run folder; types are not coerced, unknown keys are ignored."""
+    """A frozen part of a run folder; types are not coerced, unknown keys are ignored."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", populate_by_name=True)
 
@@ -53,14 +53,14 @@ class PlainScores(_Part):
 
 
 class SiloScore(PlainScores):
-    """One silo's rows and what the model scores for it; None where the run has no number."""
+    """One silo's rows and the model's scores on them; None where the run has no number."""
 
     rows: int | None = None
     metrics: Mapping[str, float | None] = {}
 
 
 class ClassScore(_Part):
-    """One class: how many rows have it, for how many it is predicted, and its scores, None where they are no number."""
+    """One class: its rows, the rows for which it is predicted, and its scores, None where they are not numbers."""
 
     name: str = Field(alias="class")
     rows: int
@@ -71,7 +71,7 @@ class ClassScore(_Part):
 
 
 class SureRows(_Part):
-    """Rows whose predicted class has a probability from `low` to `high`: the mean of these, and how many are right."""
+    """Rows whose predicted class has a probability from `low` to `high`: their mean, and how many are correct."""
 
     low: float = Field(alias="from")
     high: float = Field(alias="to")
@@ -98,13 +98,18 @@ class ClassTables(_Part):
 class TestScores(PlainScores):
     """The model's scores on the test rows: accuracy (a fraction) for classes, mse for numbers; None without such rows.
 
-    per_silo: a shared model on the rows that each silo trained it on; where each silo has a model of its own, that one
-    on the test rows. mean, displacement: under CGD the mean over the confined models, and D alone; the other scores are
-    then the worst model's. by: "silos" if the scores are on rows that silos hold back. silos: the scores on those, if
-    the server has test rows too. classes: tables of a classifier, where they are of one model. units: whom or what rows
-    are about. baseline: the accuracy of the commonest class, or the mean squared error of the mean. intervals: of 95 %,
-    by figure. curves: at equal steps from 0 to 1, recall by false alarms and precision by recall. seeds: over how many
-    runs the figures are means; 0 for one run.
+    Args:
+        per_silo: a shared model on each silo's training rows, or each silo's own model on the test rows.
+        mean: under CGD the mean over the confined models; the other scores are then the worst model's.
+        displacement: under CGD the scores of D alone.
+        by: "silos" if the scores are on rows that silos hold back.
+        silos: the scores on those, if the server has test rows too.
+        classes: tables of a classifier, where they are of one model.
+        units: the number of persons or things that rows are about.
+        baseline: the accuracy of the commonest class, or the mean squared error of the mean.
+        intervals: of 95 %, by figure.
+        curves: at equal steps from 0 to 1, recall by false alarms and precision by recall.
+        seeds: the number of runs whose means the figures are; 0 for one run.
     """
 
     __test__ = False  # the name is the paper's word, not a pytest class
@@ -127,7 +132,7 @@ class TestScores(PlainScores):
     @model_validator(mode="after")
     def _has_a_score(self) -> TestScores:
         if self.loss is None and not (self.accuracy is None and self.mse is None):
-            raise ValueError("an accuracy and an mse stand beside a loss, and not without it")
+            raise ValueError("an accuracy or an mse needs a loss beside it")
         return self
 
     @property
@@ -137,13 +142,13 @@ class TestScores(PlainScores):
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Each class's part of the rows; empty where no table counts them."""
+        """Each class's fraction of the rows; empty where no table counts them."""
         counts = [row.rows for row in self.classes.by_class] if self.classes else []
         return tuple(count / sum(counts) for count in counts) if any(counts) else ()
 
     @property
     def headline(self) -> tuple[str, ...]:
-        """The figures that a verdict names: where classes are uneven, those that the commonest class does not carry."""
+        """The figures that a verdict names: for uneven classes, those that the commonest class does not dominate."""
         uneven = bool(self.shares) and max(self.shares) > 1 / len(self.shares) + UNEVEN
         leading = (*(LEADING if uneven else ()), "accuracy", "mse" if self.accuracy is None else "")
         headed = tuple(key for key in leading if self.figure(key) is not None)
@@ -154,7 +159,7 @@ class TestScores(PlainScores):
         return self.metrics.get(key) if key not in ("accuracy", "mse", "loss") else getattr(self, key)
 
     def guessed(self, key: str) -> float | None:
-        """Return what naming the commonest class always scores, or of numbers their mean; None where not known."""
+        """Return the score of always naming the commonest class, or the mean of numbers; None where unknown."""
         shares = self.shares
         if key == "mse" or not shares:
             return self.baseline if key == ("mse" if self.accuracy is None else "accuracy") else None
@@ -192,14 +197,14 @@ class SumRecord(_Part):
 
 
 class AggregationRecord(_Part):
-    """How uploads were summed: `pairwise`, `none`, ...; ring_bits is None where there was no ring."""
+    """The scheme of sums: `pairwise`, `none`, ...; ring_bits is `None` for a scheme without a ring."""
 
     scheme: str
     ring_bits: int | None = None
 
 
 class RoundRecord(_Part):
-    """One line of `history.jsonl`; test scores stand only on the rounds that were evaluated."""
+    """One line of `history.jsonl`; only evaluated rounds have test scores."""
 
     round: int
     attempt: int = 0
@@ -214,17 +219,17 @@ class RoundRecord(_Part):
 
 
 class PictureRecord(_Part):
-    """A file of images in the run folder, reconstructed ones against true ones, and what they are."""
+    """A file of images in the run folder, reconstructed ones and true ones, with a caption."""
 
     file: str = Field(pattern=r"^audit/[A-Za-z0-9_-]+\.safetensors$")  # and nowhere else
     caption: str
 
 
 class Attacked(_Part):
-    """What one attack came to. score, chance, interval: None where they are no number; sentence: with its full stop.
+    """The result of one attack. score, chance, interval: None where they are not numbers. sentence: with its full stop.
 
-    constant: what naming the most frequent value always scores, None where no value is the most frequent.
-    title: what it does, for people, empty in audits of before there were titles; severity: None there.
+    constant: the score of always naming the most frequent value, None without such a value. title: what it does, for
+    people; empty in audits older than titles. severity: None in these.
     """
 
     attack: str
@@ -252,7 +257,7 @@ class Attacked(_Part):
 
     @property
     def advantage(self) -> float:
-        """How far the score is from chance towards the highest score: 0 for guessing, 1 for the highest.
+        """The score's part of the way from chance to the highest score: 0 for guessing, 1 for the highest.
 
         It compares attacks whose scores measure different things.
         """
@@ -262,7 +267,7 @@ class Attacked(_Part):
 
 
 class NotRun(_Part):
-    """An attack that was not tried, or came to nothing, and why. title, severity: as of `Attacked`."""
+    """An attack that did not run, or ended without a result, and why. title, severity: as in `Attacked`."""
 
     attack: str
     title: str = ""
@@ -272,10 +277,10 @@ class NotRun(_Part):
 
 
 class AuditRecord(_Part):
-    """`audit.json`: what attacks on the run's recorded views came to.
+    """`audit.json`: the result of attacks on the run's recorded views.
 
-    background: the rows that attackers had, `TEST_ROWS` or the name of a file. switched_off: by key of the run file
-    the attacks that could be tried if that setting were the default.
+    background: the attackers' rows, `TEST_ROWS` or the name of a file. switched_off: by key of the run file the attacks
+    that could run with that key's default.
     """
 
     run: str
@@ -290,9 +295,9 @@ class AuditRecord(_Part):
 
 
 class RunRecord(_Part):
-    """All that a report knows of one run.
+    """The record of one run, for reports.
 
-    `folder`, `history` and `audit` (None where there was none) are set by `read_run`, the rest is `result.json`.
+    `read_run` sets `folder`, `history` and `audit` (None without an audit); the rest is `result.json`.
     """
 
     folder: Path = Field(default=Path(), exclude=True)
@@ -328,9 +333,9 @@ class RunRecord(_Part):
 
     @property
     def missed(self) -> tuple[MissedRound, ...]:
-        """Who missed a whole round: of those who missed an answer, who had no part in the result of the round.
+        """Silos that missed a whole round: they missed an answer and had no part in the round's result.
 
-        Of a run that does not record who is in a sum: all who missed an answer.
+        For a run that does not record the members of sums: all that missed an answer.
         """
         took_part = {
             (silo, number)
@@ -348,11 +353,11 @@ class RunRecord(_Part):
 
     @property
     def content(self) -> dict[str, Any]:
-        """What claims are asked of: the record as ``result.json`` has it."""
+        """The record as ``result.json`` has it, on which claims depend."""
         return self.model_dump(by_alias=True)
 
     def setting(self, section: str, key: str) -> JsonValue:
-        """The value of one key of the run file, None where the run did not record it."""
+        """Return the value of one key of the run file, None where the run did not record it."""
         return self.settings.get(section, {}).get(key)
 
 
@@ -366,14 +371,16 @@ _P = TypeVar("_P", bound=_Part)
 def read_run(folder: Path) -> RunRecord:
     """Read a finished run folder.
 
-    Raises ParameterError, in one sentence, if the folder or one of its files is missing, is of another format version,
-    or holds something else than the contract says; the sentence names the file, the line and the key. An audit may be
-    missing; one of another run is left out, and the record's warnings say so.
+    Raises ParameterError, naming the file, the line and the key, if the folder or one of its files is missing, has
+    another format version, or breaks the contract. An audit may be missing; one of another run is left out with a
+    warning in the record.
     """
     if not folder.is_dir():
         raise ParameterError(f"{folder} is not a run folder: there is no such directory.")
     file = folder / "result.json"
-    record = _formatted(RunRecord, _read(file, "the run has not finished; go on with `moretta train --resume`"), file)
+    record = _formatted(
+        RunRecord, _read(file, "the run has not finished; continue it by `moretta train --resume`"), file
+    )
     lines = folder / "history.jsonl"
     history = tuple(
         _parse(RoundRecord, line, f"{lines}, line {number},")
@@ -382,20 +389,20 @@ def read_run(folder: Path) -> RunRecord:
     )
     audit, notes = _audit(folder / "audit.json", record)
     last = history[-1].round if history else 0
-    cut = f"history.jsonl ends with round {last} of {record.rounds}, so curves and counts of rounds are not whole"
+    cut = f"history.jsonl ends with round {last} of {record.rounds}, so curves and counts of rounds are incomplete"
     warnings = (*record.warnings, *notes, *((cut,) if last != record.rounds else ()))
     return record.model_copy(update={"folder": folder, "history": history, "audit": audit, "warnings": warnings})
 
 
 def _audit(file: Path, record: RunRecord) -> tuple[AuditRecord | None, tuple[str, ...]]:
-    """Return the audit of this run, if there is one, and a warning where there is another run's."""
+    """Return the audit of this run, if any, and a warning about another run's audit."""
     if not file.exists():
         return None, ()
     audit = _formatted(AuditRecord, _read(file, "the folder is not whole"), file)
     if audit.index and audit.index != record.views:
-        return None, ("audit.json is of an earlier end of this run, so nothing of it is shown; audit it again",)
+        return None, ("audit.json is of an earlier end of this run, so it is not shown; audit the run again",)
     if audit.run != record.run:
-        return None, ("audit.json is of another run, so nothing of it is shown; audit this one by `moretta audit`",)
+        return None, ("audit.json is of another run, so it is not shown; audit this one by `moretta audit`",)
     return audit, ()
 
 
@@ -414,7 +421,7 @@ def _read(file: Path, without: str) -> bytes:
 
 
 def _parse(model: type[_P], raw: bytes, where: str) -> _P:
-    """The first thing wrong, as a sentence: pydantic lists all of them over many lines."""
+    """Parse a record; raise the first error as one sentence, where pydantic lists all over many lines."""
     try:
         return model.model_validate_json(raw)
     except ValidationError as error:

@@ -1,8 +1,8 @@
-"""What a page that follows a run is told of its folder: news since last time, for as long as somebody asks.
+"""News for a page that follows a run: the changes in its folder since the last look.
 
-Three files are followed: `history.jsonl` and `log.txt`, which grow, and `result.json`, which comes last; `run.toml`
-says what was planned. Nothing else of the folder is read, and nothing is written. Where a run is resumed its history
-is rewritten, as the rounds after the checkpoint are repeated; anyone who follows it then begins anew.
+It follows three files: `history.jsonl` and `log.txt`, which grow, and `result.json`, which comes last; `run.toml` has
+the plan. Nothing else of the folder is read, and nothing is written. A resumed run rewrites its history, because the
+rounds after the checkpoint are repeated; its page then begins again.
 """
 
 import json
@@ -34,7 +34,7 @@ _FAILED = re.compile(r"\S+ \S+ ERROR the run failed: (.*)")  # the last line of 
 
 @dataclass(frozen=True)
 class News:
-    """News for a page. kind: what it is about; `data` is JSON content; id: where anyone who has read it goes on."""
+    """News for a page. kind: its subject. data: JSON content. id: the place where a reader of it continues."""
 
     kind: str
     data: Mapping[str, Any]
@@ -43,37 +43,37 @@ class News:
 
 @dataclass(frozen=True)
 class Said:
-    """What the command that plays the run has told: its last sentence, and why it failed; empty for nothing.
+    """The status by the run's command: its last sentence, and why it failed; empty for nothing.
 
-    here: whether there is such a command, so that a run without news is not taken for one that has died.
+    has_command: whether there is such a command, so that a run without news does not count as dead.
     """
 
     note: str = ""
     failed: str = ""
-    here: bool = False
+    has_command: bool = False
 
 
 def check_run_folder(folder: Path) -> None:
-    """Raise `moretta.errors.ParameterError` for a folder that is no run's, or a run's of another format."""
+    """Raise `moretta.errors.ParameterError` unless a folder is a run's, in this format."""
     if not folder.is_dir():
         raise ParameterError(f"{folder} is not a run folder: there is no such directory")
     if not any((folder / name).exists() for name in ("run.toml", "history.jsonl", "result.json")):
         raise ParameterError(
-            f"{folder} is not a run folder: it has no run.toml, history.jsonl or result.json; name a folder that "
-            "moretta train --out has made"
+            f"{folder} is not a run folder: it has no run.toml, history.jsonl or result.json; name a folder of "
+            "moretta train --out"
         )
     for name in FOLLOWED:
         with suppress(FileNotFoundError):
-            open_file(folder, name).close()  # a link or a pipe is refused by its name
+            open_file(folder, name).close()  # refuses a link or a pipe
     form = _json(folder / "result.json").get("format", FORMAT)
     if form != FORMAT:
         raise ParameterError(f"{folder / 'result.json'} is of format {form!s:.20}, and this version reads {FORMAT}")
 
 
 class Follower:
-    """Reads what is new in a run folder, time after time.
+    """Reads the news of a run folder repeatedly.
 
-    folder: it may appear later. after: the id of the last event that somebody has read; any other text begins anew.
+    folder: it may appear later. after: the id of the last event that was read; any other text begins again.
     """
 
     def __init__(self, folder: Path, after: str = "") -> None:
@@ -86,10 +86,10 @@ class Follower:
         self._seen: Any = None
 
     def news(self, status: Said) -> Iterator[News]:
-        """Yield what is new, oldest first. status: by the command that plays the run.
+        """Yield the news, oldest first. status: by the run's command.
 
-        `begin` says that all rounds and lines of the log that were told before are to be forgotten; then come `plan`,
-        `rounds`, `log`, `result`, and `state` last.
+        `begin` tells a page to forget all rounds and lines of the log so far; then come `plan`, `rounds`, `log`,
+        `result`, and `state` last.
         """
         seen = status, *(_signature(self._folder / name) for name in FOLLOWED)
         if seen == self._seen:
@@ -102,7 +102,7 @@ class Follower:
                 yield News("begin", {}, self._place)
             yield from self._new(status)
         except Rewritten:
-            self._begun = False  # the next call begins anew
+            self._begun = False  # the next call begins again
             return
         self._seen = seen
 
@@ -128,13 +128,13 @@ class Follower:
 
 
 def rounds_of(lines: list[bytes]) -> dict[str, Any]:
-    """Return rounds of lines of a history, and how many lines are none."""
+    """Return the rounds in lines of a history, and the number of other lines."""
     rounds = [round_of(line) for line in lines if line.strip()]
     return {"rounds": [entry for entry in rounds if entry is not None], "malformed": rounds.count(None)}
 
 
 def round_of(text: bytes) -> dict[str, Any] | None:
-    """Return what a page shows of one line of a history; None for a line that is none."""
+    """Return a page's content for one line of a history; None for a line that is not a round."""
     line = _object(text)
     number = line.get("round")
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
@@ -153,7 +153,7 @@ def round_of(text: bytes) -> dict[str, Any] | None:
 
 
 def logged_of(lines: list[bytes]) -> dict[str, Any]:
-    """Return warnings and failures of lines of a log, the last ones, and how many more there were."""
+    """Return the last warnings and failures in lines of a log, and the number of others."""
     matches = [_LOGGED.fullmatch(line.decode("utf-8", "replace")) for line in lines]
     entries = [{"at": match[1], "level": match[2], "text": match[3][:LONGEST]} for match in matches if match]
     return {"lines": entries[-MOST_LINES:], "more": max(0, len(entries) - MOST_LINES)}
@@ -176,7 +176,7 @@ def plan_of(folder: Path) -> dict[str, Any]:
 
 
 def result_of(folder: Path) -> dict[str, Any]:
-    """Return what a page shows of `result.json`; empty before the file exists."""
+    """Return a page's content for `result.json`; empty before the file exists."""
     record = _json(folder / "result.json")
     if not record or record.get("format") != FORMAT:
         return {}
@@ -206,11 +206,11 @@ def state_of(folder: Path, status: Said) -> dict[str, Any]:
         state, sentence = "failed", status.failed or (failed[1] if failed else "")
     elif record and number >= _numbers(record).get("rounds", math.inf):  # else it was resumed
         state, sentence = "ended", ""
-    return {"state": state, "sentence": sentence[:LONGEST], "here": status.here}
+    return {"state": state, "sentence": sentence[:LONGEST], "here": status.has_command}
 
 
 def _age(folder: Path) -> float:
-    """Return the seconds since the last news; 0 where there was none yet."""
+    """Return the seconds since the last news; 0 before the first."""
     times = [_signature(folder / name)[2] for name in FOLLOWED]
     return max(0.0, time.time() - max(times) / 1e9) if any(times) else 0.0
 
@@ -229,7 +229,7 @@ def _missing(entries: object) -> list[dict[str, Any]]:
 
 
 def _numbers(values: object) -> dict[str, float]:
-    """Return the numbers of a mapping that are finite; none of anything else."""
+    """Return the finite numbers of a mapping; empty for any other value."""
     return {
         key: value
         for key, value in (values.items() if isinstance(values, dict) else ())
@@ -242,7 +242,7 @@ def _sentence(value: object) -> str:
 
 
 def _object(text: bytes) -> dict[str, Any]:
-    with suppress(ValueError, RecursionError):  # of bytes that are no UTF-8, too
+    with suppress(ValueError, RecursionError):  # also for bytes that are not UTF-8
         value = json.loads(text)
         if isinstance(value, dict):
             return value

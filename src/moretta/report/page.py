@@ -1,7 +1,7 @@
 """One HTML page for one run or several: self-contained, without scripts, to be read on a screen or on paper.
 
-Nothing on the page is fetched from anywhere, and its content security policy forbids it to. What a run folder says (its
-name, its silos, its settings) is not trusted: the templates beside this file escape all text.
+The page fetches nothing, and its content security policy forbids it to. Names, silos and settings in a run folder are
+not trusted: the templates beside this file escape all text.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ def write_report(
 ) -> Path:
     """Write the page about these run folders to `out`, whole or not at all, and return `out`.
 
-    differences: as in `moretta.report.table.comparison`. spreads: of runs from several seeds, of which the folders
-    are those of the first. sweep: what a run was chosen among.
+    differences: as in `moretta.report.table.comparison`. spreads: for runs from several seeds; the folders are those of
+    the first seed. sweep: the runs among which one was chosen.
     Raises ParameterError for a folder that cannot be read, a file that cannot be written or a name that ends in neither
-    .html nor .htm, and MissingExtra without matplotlib or Jinja2; then `out` is as it was.
+    .html nor .htm, and MissingExtra without matplotlib or Jinja2; then `out` is unchanged.
     """
     check_page(out)
     if not folders:
@@ -80,7 +80,7 @@ def write_report(
 
 
 def check_page(out: Path) -> None:
-    """Raise `moretta.errors.ParameterError` for a name that is no page's, or the page of a signed dossier's."""
+    """Raise `moretta.errors.ParameterError` for a name that is not a page's, or is a signed dossier's."""
     check_ending(out, ".html", ".htm")  # so that none is written over a table or a run file
     signatures = out.with_suffix(SIGNATURES)
     if signatures.exists():
@@ -93,7 +93,7 @@ def write_page(out: Path, written: str, mode: int = 0o644) -> None:
 
 
 def write_files(files: Mapping[Path, bytes], page: Path, what: str, mode: int = 0o644) -> None:
-    """Write a page and what lies beside it, each whole or not at all. Raises as `write_page`. what: it is a page of."""
+    """Write a page and the files beside it, each whole or not at all. Raises as `write_page`. what: the page's kind."""
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
         for file, data in files.items():
@@ -109,7 +109,7 @@ def page(
     spreads: Sequence[OverSeeds] = (),
     sweep: Sweep | None = None,
 ) -> str:
-    """The page as text; the same records give the same text. The rest: as of `write_report`."""
+    """Return the page as text; the same records give the same text. The other arguments: as in `write_report`."""
     names = labels(records)
     pictures = [list(audit.pictures(record)) for record in records]
     runs = list(zip(names, records, pictures, strict=True))
@@ -168,7 +168,7 @@ def template(name: str) -> Template:
 
 
 def _power(value: str) -> tuple[str, str]:
-    """A number's digits and its power of 10, with true minus signs: 3.2e-07 is 3.2 and −7. Other text is as it was."""
+    """Return a number's digits and power of 10, with true minus signs: 3.2 and −7 for 3.2e-07. Other text stays."""
     match = re.fullmatch(r"(-?[\d.]+)(?:e([+-]\d+))?", value)
     if match is None:
         return value, ""
@@ -177,7 +177,7 @@ def _power(value: str) -> tuple[str, str]:
 
 
 def _results(records: Sequence[RunRecord], differences: Mapping[str, float] | None) -> dict[str, Any]:
-    """What runs reach and cost: a comparison in groups of rows, silos, and side by side where any was audited."""
+    """Return scores and costs of runs: a comparison in groups of rows, silos, and side by side if any was audited."""
     table, costs = separate(comparison(records, differences), COSTS, len(records))
     audited = [(record.audit, audit.costs(record)) for record in records]
     side_by_side = len(records) > 1 and any(leaks is not None for leaks, _ in audited)
@@ -206,7 +206,7 @@ def _figures(records: Sequence[RunRecord]) -> dict[str, Any]:
 
 
 def _privacy(records: Sequence[RunRecord]) -> dict[str, Any]:
-    """A table for each set of sentences: runs of one protocol mostly share theirs."""
+    """Return a table for each set of sentences; runs of one protocol usually share theirs."""
     shared: dict[tuple[tuple[Statement, ...], tuple[str, ...]], list[str]] = {}
     for label, record in zip(labels(records), records, strict=True):
         shared.setdefault((privacy_statements(record), reading_notes(record)), []).append(label)
@@ -223,7 +223,7 @@ def _privacy(records: Sequence[RunRecord]) -> dict[str, Any]:
 
 
 def _settings(records: Sequence[RunRecord]) -> dict[str, Any]:
-    """What runs state and were set to, their programs, and the commands that run them again."""
+    """Return the facts and settings of runs, their programs, and the commands that run them again."""
     stated = []
     for label, record in zip(labels(records), records, strict=True):
         groups: dict[str, Mapping[str, object]] = {"facts the run states": record.facts} if record.facts else {}
@@ -242,12 +242,12 @@ def _commands(records: Sequence[RunRecord]) -> Iterable[str]:
 
 
 MOST_PICTURES = 120  # a page of more takes long to open
-_BAR, _EDGE = 0.21, 0.75  # inches of a bar and of what is around them
+_BAR, _EDGE = 0.21, 0.75  # inches of a bar and of the margins
 _LABEL = 28  # characters of a cell's name
 
 
 def write_look(look: Mapping[str, Any], name: str, out: Path) -> Path:
-    """Write the page to `out`, whole or not at all, and return `out`. look: of `moretta.data.look.Look.plain`.
+    """Write the page of a look to `out`, whole or not at all, and return `out`. look: of `Look.plain`.
 
     Raises ParameterError for a file that cannot be written or a name that ends in neither .html nor .htm, and
     MissingExtra without matplotlib or Jinja2.
@@ -258,7 +258,7 @@ def write_look(look: Mapping[str, Any], name: str, out: Path) -> Path:
 
 
 def look_page(look: Mapping[str, Any], name: str) -> str:
-    """The page as text; the same counts give the same text."""
+    """Return the page as text; the same counts give the same text."""
     columns: list[Mapping[str, Any]] = list(look["columns"])
     pictured = [spread for spread in (look["target"], *columns) if len(spread["cells"]) > 1][:MOST_PICTURES]
     return template("look.html.j2").render(
@@ -275,7 +275,7 @@ def look_page(look: Mapping[str, Any], name: str) -> str:
 
 
 def cells_of(spread: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """The cells of a column or of the targets with their names, that of absent values last."""
+    """Return the cells of a column or of the targets with their names, absent values last."""
     cells = [(str(cell["label"]), cell) for cell in spread["cells"]]
     return cells if spread["absent"] is None else [*cells, ("absent", spread["absent"])]
 

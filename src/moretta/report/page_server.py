@@ -1,16 +1,16 @@
 """Serves the living page of one run to browsers of this machine, by the standard library.
 
-What keeps others out: it listens on 127.0.0.1 alone; the address has a token of 256 random bits, without which nothing
-is found; a request must name this very host, so that a page from elsewhere cannot reach it under a name of its own (DNS
-rebinding); nothing but GET is answered, and nothing is written. The page fetches nothing from anywhere else, and its
-content security policy forbids it to.
+It keeps others out. It listens on 127.0.0.1 alone, and answers only requests with the address's token of 256 random
+bits. A request must name this very host, so that a foreign page cannot reach it under its own name (DNS rebinding). It
+answers only GET, and writes nothing. The page fetches nothing from elsewhere, and its content security policy forbids
+it to.
 
 At most `MOST` connections that have shown the token are open, and beside them at most `MOST` that have not. These take
 no slot from the others: each has `PATIENCE` for its whole request, and the oldest is closed where one more comes.
 
-As a program (`python -m moretta.report.page_server FOLDER DESCRIPTOR`) it serves for a command that plays a run, on a
-socket that the command has opened. Standard input has the token, then a JSON object a line (`Said`), and ends with the
-command. A process of its own takes none of the run's time, and none of its threads is there when the run forks.
+As a program (`python -m moretta.report.page_server FOLDER DESCRIPTOR`) it serves for a run's command, on a socket that
+the command has opened. Standard input has the token, then a JSON object a line (`Said`), and ends with the command. A
+separate process takes none of the run's time, and has no threads in the process that forks.
 """
 
 import hmac
@@ -39,7 +39,7 @@ HOST = "127.0.0.1"
 MOST = 16  # connections at a time that have shown the token, and that have not
 LOOK = 0.5  # seconds between two looks into the folder
 PATIENCE = 10.0  # seconds that a browser may take to send its request, or to take an answer
-HEARTBEAT = 10.0  # seconds without news after which a browser is told that this is all
+HEARTBEAT = 10.0  # seconds without news after which a browser gets a sign of life
 LINGER = 2.0  # seconds that browsers have to take the last news
 
 _TEMPLATES = Path(__file__).with_name("templates")
@@ -64,7 +64,7 @@ _HEADERS = {
 def listening(port: int) -> socket.socket:
     """Return a socket that listens on a port of this machine alone; 0 takes any that is free.
 
-    Raises `moretta.errors.ParameterError` for a port that cannot be had.
+    Raises `moretta.errors.ParameterError` for a port that is not available.
     """
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -86,7 +86,7 @@ def address_of(listener: socket.socket, token: str) -> str:
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves the page of the run in a folder, which may appear later. found: a socket as `listening` makes it."""
+    """Serves the page of the run in a folder, which may appear later. listener: a socket of `listening`."""
 
     daemon_threads = True
     block_on_close = False
@@ -119,20 +119,20 @@ class PageServer(ThreadingHTTPServer):
             self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread; where that is one stranger too many, the oldest has to go."""
+        """Answer in a thread; close the oldest stranger where there are too many."""
         with self._lock:
             self._strangers[request] = time.monotonic() + PATIENCE
             self._close(list(self._strangers)[:-MOST])
         super().process_request(request, client_address)
 
     def service_actions(self) -> None:
-        """Close connections whose request is not whole in time, however steadily it comes."""
+        """Close connections whose request is not complete in time."""
         with self._lock:
             now = time.monotonic()
             self._close([stranger for stranger, deadline in self._strangers.items() if deadline < now])
 
     def admits(self, request: Any) -> bool:
-        """Return whether there is a slot for a connection that has just shown the token; it then has it."""
+        """Give a slot to a connection that has just shown the token; return whether there was one."""
         with self._lock:
             free = len(self._guests) < MOST and self._strangers.pop(request, None) is not None
             if free:
@@ -140,7 +140,7 @@ class PageServer(ThreadingHTTPServer):
             return free
 
     def _close(self, strangers: Sequence[Any]) -> None:
-        """End connections, whose threads wait for them and notice."""
+        """End connections; their waiting threads notice it."""
         for request in strangers:
             del self._strangers[request]
             with suppress(OSError):
@@ -156,7 +156,7 @@ class PageServer(ThreadingHTTPServer):
                 self._guests.discard(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a browser that went away, or was too slow; of anything else what is usual."""
+        """Ignore a browser that went away or was too slow; report other errors as usual."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -184,12 +184,12 @@ class _Request(BaseHTTPRequestHandler):
             self._say(HTTPStatus.NOT_FOUND)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Refuse whatever is no GET, or no HTTP."""
+        """Refuse all but GET over HTTP."""
         wrong = HTTPStatus.METHOD_NOT_ALLOWED if code == HTTPStatus.NOT_IMPLEMENTED else HTTPStatus(code)
         self._say(wrong)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: an address has the token in it."""
+        """Log nothing, because an address has the token in it."""
 
     def _say(self, status: HTTPStatus) -> None:
         self._begin(status, "text/plain; charset=utf-8")
@@ -219,7 +219,7 @@ class _Request(BaseHTTPRequestHandler):
                 if last:
                     self.wfile.write(b"event: bye\ndata: {}\n\n")
                     return
-                if time.monotonic() > sent + HEARTBEAT:  # or a browser that went would never be noticed
+                if time.monotonic() > sent + HEARTBEAT:  # else a closed browser would never be noticed
                     self.wfile.write(b": nothing new\n\n")
                     sent = time.monotonic()
                 self.server.ended.wait(LOOK)
@@ -232,18 +232,18 @@ def _written(event: News) -> bytes:
 
 
 def main() -> None:
-    """Serve for the command that has started this process, and end with it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command is interrupted too, and says here how it ended
+    """Serve for the command that started this process, and end with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command is interrupted too, and reports its end here
     folder, descriptor = Path(sys.argv[1]), int(sys.argv[2])
     token = sys.stdin.readline().strip()
-    server = PageServer(socket.socket(fileno=descriptor), token, folder, Said(here=True))
+    server = PageServer(socket.socket(fileno=descriptor), token, folder, Said(has_command=True))
     with server.serving():
         for line in sys.stdin:
             server.said = replace(server.said, **json.loads(line))
 
 
 PROGRAM = (sys.executable, "-P", "-m", "moretta.report.page_server")
-ENDING = 3.0  # seconds that the process has to end in, once the run has
+ENDING = 3.0  # seconds for the process to end, once the run has ended
 
 Say = Callable[[str], None]
 
@@ -252,9 +252,9 @@ Say = Callable[[str], None]
 def page_beside(folder: Path, port: int, say: Say) -> Iterator[Say]:
     """Serve the living page of a run for as long as the block lasts.
 
-    folder: the run's, which may appear later. say: is told the address. Yields what tells the page a sentence, such as
-    whom the run waits for; it never blocks and never fails. Raises `moretta.errors.ParameterError` for a port that
-    cannot be had.
+    folder: the run's, which may appear later. say: receives the address. Yields a function that sends the page a
+    sentence, such as the silos that the run waits for; it never blocks and never fails. Raises
+    `moretta.errors.ParameterError` for a port that is not available.
     """
     token = secrets.token_urlsafe(32)
     with listening(port) as listener:
@@ -262,7 +262,7 @@ def page_beside(folder: Path, port: int, say: Say) -> Iterator[Say]:
         if process is not None:
             say(f"the run's page is at {address_of(listener, token)}")
     if process is None:
-        say("the run's page cannot be served, because no process could be started for it; the run goes on without")
+        say("the run's page cannot be served, because no process could be started for it; the run continues without it")
         yield lambda sentence: None
         return
     try:
@@ -296,7 +296,7 @@ def _tell(process: subprocess.Popen[bytes], **status: str) -> None:
 
 
 def _write(process: subprocess.Popen[bytes], line: str) -> None:
-    with suppress(OSError):  # it has died, or does not read: then the page lacks a sentence
+    with suppress(OSError):  # a dead process, or one that does not read, lacks a sentence
         os.write(_input(process).fileno(), line.encode())
 
 

@@ -1,8 +1,8 @@
 """The figures of the page as inline SVG, drawn by matplotlib's Figure without pyplot or a display.
 
-Text stays text and takes the page's fonts; what is black, grey or paper in a figure is written as a CSS variable of the
-page, so that the same SVG reads in light and in dark. A protocol has one colour wherever it stands, and runs are told
-apart by their dashes as well, because curves of protocols that compute the same lie on top of each other.
+Text stays text and takes the page's fonts. Black, grey and the paper's colour are CSS variables of the page, so that
+the same SVG is readable in light and in dark. A protocol has one colour everywhere. Runs also differ in their dashes,
+because curves of protocols that compute the same lie on top of each other.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, FAINT, PAPER = "#010203", "#040506", "#070809"
-"""Stand-ins, unlikely to be anybody's colour, that become the page's variables --ink, --faint and --paper."""
+"""Placeholders, unlikely as real colours, that become the page's variables --ink, --faint and --paper."""
 
 Curve = Sequence[tuple[float, float]]
-"""Points of a line: rounds and values, as a rule."""
+"""Points of a line, usually rounds and values."""
 
 COLOURS = ("#e69f00", "#009e73", "#999933", "#cc79a7", INK, "#0072b2", "#d55e00", "#56b4e9")
-"""Protocols' colours, in the registry's order: Okabe and Ito's palette, which the colour-blind can tell apart.
+"""Protocols' colours, in the registry's order: Okabe and Ito's palette, which the colour-blind can distinguish.
 
-Its yellow is left out as too faint on white; the olive in its place is of Paul Tol's muted palette.
+Its yellow is too faint on white; an olive of Paul Tol's muted palette replaces it.
 """
 
 PHASE_COLOURS = ("#ee8866", "#77aadd", "#99ddff", "#44bb99", "#eedd88", "#bbcc33", "#ffaabb", "#aaaa00")
@@ -42,7 +42,7 @@ PHASE_COLOURS = ("#ee8866", "#77aadd", "#99ddff", "#44bb99", "#eedd88", "#bbcc33
 OTHER = "#bbbbbb"
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.4)), (0, (6, 2, 1.2, 2)))
 SMOOTH_FROM = 60
-"""From so many rounds on, a training curve is drawn as a moving average over its own faint points."""
+"""From this many rounds on, a training curve is a moving average over its own faint points."""
 
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -76,10 +76,10 @@ _SVG = (
 
 
 def figures(records: Sequence[RunRecord]) -> dict[str, Any]:
-    """Draw the figures of runs, by their places on the page; None where no run has what one shows.
+    """Draw the figures of runs, by their places on the page; None for a figure without data.
 
     They are training loss, test accuracy (or mse), loss on validation rows and epsilon over rounds, the curves of
-    `RANKED`, seconds by phase, stacked, and bytes of one silo in one round.
+    `RANKED`, stacked seconds by phase, and bytes of one silo in one round.
     """
     return {
         **curves(records),
@@ -90,7 +90,7 @@ def figures(records: Sequence[RunRecord]) -> dict[str, Any]:
 
 
 def curves(records: Sequence[RunRecord], last: str = "") -> dict[str, Markup | None]:
-    """Draw the result of runs over their rounds, by their places on the page; None where no run has what one shows.
+    """Draw the result of runs over their rounds, by their places on the page; None for a curve without data.
 
     last: the end of the SVGs' ids, where a page has several.
     """
@@ -143,20 +143,20 @@ def _draw_points(
 
 
 def smoothing(records: Sequence[RunRecord]) -> int:
-    """Over how many rounds the training curves are averaged; 1 where every round is drawn as it is."""
+    """Return the number of rounds of the moving average; 1 where every round is drawn as it is."""
     longest = max(len(_last_attempts(record, "loss")) for record in records)
     return max(3, longest // 30 | 1) if longest >= SMOOTH_FROM else 1
 
 
 def score_of(records: Sequence[RunRecord]) -> tuple[str, str]:
-    """The history's key of the score that the runs share, and its name."""
+    """Return the history's key of the score that the runs share, and its name."""
     if all(record.task == "regression" for record in records):
         return "test_mse", "Test mean squared error"
     return "test_accuracy", "Test accuracy"
 
 
 def _last_attempts(record: RunRecord, measure: str) -> Curve:
-    """(round, value) where there is a value; of a round that was tried again, only the last attempt counts."""
+    """Return (round, value) where there is a value; only the last attempt of a repeated round counts."""
     values = {}
     for line in sorted(record.history, key=lambda line: (line.round, line.attempt)):
         if (value := getattr(line, measure)) is not None:
@@ -193,7 +193,7 @@ def _curves(
 
 
 def _span(axes: Axes, records: Sequence[RunRecord], measure: str, values: Sequence[float]) -> None:
-    """Let an axis reach from 0 or from guessing on, so that noise looks as small as it is."""
+    """Begin an axis at 0 or at guessing, so that noise looks as small as it is."""
     if measure == "test_accuracy":
         guesses = sorted({max(record.test.shares) for record in records if record.test.shares})
         low = min([*values, *(guesses or [0.5])])
@@ -205,7 +205,7 @@ def _span(axes: Axes, records: Sequence[RunRecord], measure: str, values: Sequen
 
 
 def _lines(axes: Axes, records: Sequence[RunRecord], curves: Sequence[Curve], window: int) -> None:
-    """Earlier runs are drawn broader, so that a later one on the very same points does not hide them."""
+    """Draw runs, earlier ones broader, so that a later one on the very same points does not hide them."""
     for number, (curve, record, name) in enumerate(zip(curves, records, _short_labels(records), strict=True)):
         rounds, values = [at for at, _ in curve], [value for _, value in curve]
         if window > 1:
@@ -283,7 +283,7 @@ def _beside(axes: Axes, end: float, place: float, text: str) -> None:
 
 
 def _plain_decades(axes: Axes, ratio: float) -> None:
-    """Ticks at 1, 2 and 5 (only 1 over many decades), written out: the default writes powers in TeX."""
+    """Set ticks at 1, 2 and 5 (only 1 over many decades), written out: the default writes powers in TeX."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if ratio < 1e3 else (1.0,)))
@@ -292,27 +292,27 @@ def _plain_decades(axes: Axes, ratio: float) -> None:
 
 
 def _short_labels(records: Sequence[RunRecord]) -> list[str]:
-    """Labels that fit a figure. matplotlib leaves names that begin with _ out of a legend."""
+    """Return labels that fit a figure. matplotlib leaves names that begin with _ out of a legend."""
     names = [label.lstrip("_") or "?" for label in labels(records)]
     return [name if len(name) <= 30 else name[:29] + "…" for name in names]
 
 
 def _moving_average(values: Sequence[float], window: int) -> list[float]:
-    """The mean over `window` neighbours, fewer at both ends."""
+    """Return the mean over `window` neighbours, fewer at both ends."""
     reach = window // 2
     around = [values[max(0, at - reach) : at + reach + 1] for at in range(len(values))]
     return [sum(some) / len(some) for some in around]
 
 
 def colour(protocol: str) -> str:
-    """A protocol's colour; grey for one that has none."""
+    """Return a protocol's colour; grey for one without a colour."""
     return dict(zip(ENTRIES, COLOURS, strict=False)).get(protocol, "#999999")
 
 
 def _svg(
     records: Sequence[RunRecord], key: str, title: str, draw: Callable[[Figure], None], *, bars: int | None = None
 ) -> Markup:
-    """Draw one figure of runs. bars: how many bars a run has, which decides the height; None for curves."""
+    """Draw one figure of runs. bars: the number of a run's bars, which decides the height; None for curves."""
     height = 3.1 if bars is None else 0.9 + (0.24 + 0.2 * bars) * len(records)
     described = f"{title}: {', '.join(labels(records))}. The numbers are in the comparison table."
     return drawn(key, title, described, draw, height)
@@ -321,7 +321,7 @@ def _svg(
 def drawn(
     key: str, title: str, described: str, draw: Callable[[Figure], None], height: float, width: float = 5.2
 ) -> Markup:
-    """Draw one figure and make its SVG fit for the inside of a page. key: of its ids. height, width: inches.
+    """Draw one figure as an SVG for the inside of a page. key: of its ids. height, width: inches.
 
     The same figure gives the same bytes.
     """
@@ -340,9 +340,9 @@ def drawn(
 
 
 def _inline(svg: str, key: str, title: str, described: str) -> Markup:
-    """Drop what only a file needs, make ids unique to the figure, name it for screen readers, theme its colours.
+    """Drop a file's header, make ids unique to the figure, name it for screen readers, and theme its colours.
 
-    matplotlib escapes the text that it draws, so what it wrote is markup; what is put into it here is escaped.
+    matplotlib escapes the text that it draws, so its output is markup; text that is added here is escaped.
     """
     from markupsafe import Markup
 

@@ -1,8 +1,8 @@
-"""What is said of a run in sentences: a verdict, what it was, and what it hid from whom.
+"""Sentences about a run: a verdict, a summary, and what it hid from whom.
 
-What was hidden are the claims of the run's protocol (`moretta.protocols.registry.claims_of`) whose conditions hold of
-its record. A protocol or a scheme without claims gets a sentence saying so. A value is called obfuscated where the
-claims call it obfuscated; stronger words are for what a proof or an accountant supports. A sentence names the attacks
+The sentences on what was hidden are the claims of the run's protocol (`moretta.protocols.registry.claims_of`) whose
+conditions hold of its record. A protocol or a scheme without claims gets a sentence that says so. Values are
+"obfuscated" where the claims use that word; stronger words need a proof or an accountant. A sentence names the attacks
 of `moretta.audit` that test it. If the run was audited, their results are its evidence.
 """
 
@@ -44,7 +44,7 @@ FAILED = "that an attack failed does not show that none can succeed"
 
 @dataclass(frozen=True)
 class Phrase:
-    """A piece of a sentence, and the attack's own name to be set small behind it, if it is about one."""
+    """A part of a sentence, and the name of the attack that it is about, if any, set small behind it."""
 
     text: str
     attack: str = ""
@@ -52,7 +52,7 @@ class Phrase:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Three sentences about a run, under `HEADINGS`. label: of the run among those that it stands with."""
+    """Three sentences about a run, under `HEADINGS`. label: of the run among the others."""
 
     label: str
     good: str
@@ -61,7 +61,7 @@ class Verdict:
 
     @property
     def parts(self) -> tuple[tuple[str, tuple[Phrase, ...]], ...]:
-        """Each heading with the pieces of its sentence."""
+        """Each heading with the parts of its sentence."""
         return tuple(zip(HEADINGS, ((Phrase(self.good),), (Phrase(self.hidden),), self.attacks), strict=True))
 
     @property
@@ -74,10 +74,10 @@ class Verdict:
 def verdicts(
     records: Sequence[RunRecord], *, brief: bool = False, spreads: Sequence[OverSeeds] = ()
 ) -> tuple[Verdict, ...]:
-    """Return the verdict on each run. Its model is set beside those of `records` that train alone or on pooled rows.
+    """Return the verdict on each run, beside those of `records` that train alone or on pooled rows.
 
-    brief: without what `remarks` says of all runs. spreads: of each record the runs from all seeds, whose means stand
-    for its own figures.
+    brief: without the sentences of `remarks`. spreads: each record's runs from all seeds, whose means replace its own
+    figures.
     """
     records = _counted(records)
     if spreads:
@@ -90,19 +90,19 @@ def verdicts(
 
 
 def remarks(records: Sequence[RunRecord]) -> tuple[str, ...]:
-    """Return what would stand in the verdict of each run, a sentence each: scales, and what holds of all."""
+    """Return the sentences that would repeat in each verdict: scales, and statements that hold of all runs."""
     scales = dict.fromkeys(_scale(record) for record in _counted(records) if record.test.available)
     whole = [scale for scale in scales if not any(other != scale and other.startswith(scale) for other in scales)]
     notes = [f"{scale[0].upper()}{scale[1:]}." for scale in whole]
     if opening := _opening_of_all(records):
-        notes.append(f"{opening[0].upper()}{opening[1:]}; what was hidden is said of the roles.")
+        notes.append(f"{opening[0].upper()}{opening[1:]}; the sentences on what was hidden are about the roles.")
     if any(record.audit and not all(attack.succeeded for attack in record.audit.attacks) for record in records):
         notes.append(f"{FAILED[0].upper()}{FAILED[1:]}.")
     return tuple(notes)
 
 
 def _opening_of_all(records: Sequence[RunRecord]) -> str:
-    """Return what a report says first of what was hidden, where it is the same of all runs."""
+    """Return the opening on what was hidden, where all runs share it."""
     openings = {"" if record.insecure_secret_seed else _opening(record) for record in records}
     return openings.pop() if len(openings) == 1 else ""
 
@@ -120,13 +120,13 @@ def verdict_text(verdict: Verdict) -> Text:
 
 def _good(record: RunRecord, records: Sequence[RunRecord], brief: bool) -> str:
     if not record.test.available:
-        return "There were no test rows, so nothing says how good the model is."
+        return "There were no test rows, so nothing measures how good the model is."
     sentence = f"{reached(record)}{_beside(record, records)}"
     return f"{sentence}." if brief else f"{sentence} ({_scale(record)})."
 
 
 def reached(record: RunRecord) -> str:
-    """Return what the run's model reaches on which rows, each figure with its interval, without a full stop."""
+    """Return the model's figures on its rows, each with its interval, without a full stop."""
     test = record.test
     rows = "rows that silos hold back" if test.by == "silos" else "test rows"
     count = "the" if test.rows is None else f"{test.rows:,.0f}"
@@ -151,7 +151,7 @@ WORDS = {
 
 
 def _sure(test: TestScores, key: str) -> str:
-    """Return a figure, behind it its interval in square brackets."""
+    """Return a figure, followed by its interval in square brackets."""
     written = _written(key, test.figure(key))
     low, high = test.intervals.get(key, (None, None))
     return written if low is None or high is None else f"{written} [{_written(key, low)} to {_written(key, high)}]"
@@ -162,7 +162,7 @@ def _written(key: str, value: float | None) -> str:
 
 
 def _averaged(record: RunRecord, over: OverSeeds) -> RunRecord:
-    """Return a run with the means of its figures over seeds, each within its least and its most of these."""
+    """Return a run with the means of its figures over seeds, each with their least and most."""
     figures = {key: [run.test.figure(key) for run in over.records] for key in record.test.headline}
     whole = {key: [value for value in values if value is not None] for key, values in figures.items()}
     means = {key: fmean(values) for key, values in whole.items()}
@@ -181,7 +181,7 @@ def _trains(record: RunRecord) -> str:
 
 
 def _beside(record: RunRecord, records: Sequence[RunRecord]) -> str:
-    """Return what the run's baselines reach, and what its silos' models do on average, as far as is known."""
+    """Return the known scores of the run's baselines, and the mean over its silos' models."""
     key = record.test.headline[0]
     mean, what = record.test.mean, "an accuracy of " * (len(record.test.headline) > 1)
     neighbours = [] if mean is None else [f"{what}{_short(mean)} as the mean of the silos’ models"]
@@ -201,7 +201,7 @@ def _short(scores: PlainScores) -> str:
 
 
 def _alike(other: RunRecord, record: RunRecord) -> bool:
-    """Whether both were trained on the same rows and scored on the same, as far as their records say."""
+    """Return whether both were trained and scored on the same rows, by their records."""
     same = (other.name, other.task, other.silos, other.test.by) == (
         record.name,
         record.task,
@@ -212,7 +212,7 @@ def _alike(other: RunRecord, record: RunRecord) -> bool:
 
 
 def _counted(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """Return the runs, those without tables of classes with another's on the same rows, which count the classes."""
+    """Return the runs; one without tables of classes gets those of another on the same rows."""
     completed = []
     for record in records:
         tables = next(
@@ -223,7 +223,7 @@ def _counted(records: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def _scale(record: RunRecord) -> str:
-    """Return what scores mean."""
+    """Return the scale of the scores, in words."""
     what = "the least and the most over seeds" if record.test.seeds else "95 % intervals"
     shown = any(key in record.test.intervals for key in record.test.headline)
     sure = f"; {what} are in square brackets" if shown else ""
@@ -233,18 +233,18 @@ def _scale(record: RunRecord) -> str:
         return f"{'less is better' if 'loss' in record.test.headline else '1 is perfect'}{sure}"
     if record.test.accuracy is None:
         variance = f", {plain(record.test.baseline)}" if record.test.baseline is not None else ""
-        return f"0 is perfect; to guess the mean of the targets always gets their variance{variance}{sure}"
+        return f"0 is perfect; always guessing the mean of the targets scores their variance{variance}{sure}"
     guesses = [_written(key, guess) for key in record.test.headline if (guess := record.test.guessed(key)) is not None]
     perfect = "1 is perfect" if len(record.test.headline) > 1 else "100 % is perfect"
     guessed = f"{enumerated(guesses)}{', in this order' * (len(guesses) > 1)}" if guesses else ""
-    return f"{perfect}; to name the commonest class always gets {guessed or 'that class’s part of the rows'}{sure}"
+    return f"{perfect}; always naming the commonest class scores {guessed or 'that class’s part of the rows'}{sure}"
 
 
 # -- what was hidden from whom -----------------------------------------------------------------------------------------
 
 
 def _hidden(record: RunRecord, opening: str | None) -> str:
-    """Return what was hidden. opening: in the place of the record's own, where there is a sentence."""
+    """Return what was hidden. opening: replaces the record's own, where there is a sentence."""
     if record.insecure_secret_seed:
         return (
             "Nothing was hidden, as insecure-secret-seed was set: anyone who knows the run file can compute every key "
@@ -265,7 +265,7 @@ def _hidden(record: RunRecord, opening: str | None) -> str:
 
 
 def _opening(record: RunRecord) -> str:
-    """Return what is said before the roles: that one process played all of them."""
+    """Return the opening before the roles: that one process had all of them."""
     run = record.content
     notes = (claim for claim in claims_of(record.protocol) if claim.role == "reader" and claim.holds(run))
     return next(filter(None, (claim.headline(run) for claim in notes)), "")
@@ -299,7 +299,7 @@ def _attacks(record: RunRecord, brief: bool) -> tuple[Phrase, ...]:
 
 
 def how_to_audit(record: RunRecord) -> str:
-    """Return what has to be done before attacks on a run can be measured, without a full stop."""
+    """Return how attacks on a run can be measured, without a full stop."""
     if record.views:
         return "its messages were recorded, so moretta audit can attack them"
     return "its messages were not recorded, so only a new run with record-views can be audited"
@@ -318,7 +318,7 @@ def _kind(aim: str, some: Sequence[Attacked]) -> Iterator[Phrase]:
 
 
 def came_to(aim: str, some: Sequence[Attacked]) -> str:
-    """Return how many attacks of one severity succeeded, without a full stop. aim: what they tried."""
+    """Return how many attacks of one severity succeeded, without a full stop. aim: of the attacks."""
     won, silent = (sum(attack.ended == ended for attack in some) for ended in ("succeeded", "no evidence"))
     if not some:
         return f"no attack tried {aim}"
@@ -332,13 +332,13 @@ _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", 
 
 
 def title(records: Sequence[RunRecord]) -> str:
-    """The names of the runs, and the protocol of one or the number of several."""
+    """Return the names of the runs, and the protocol of one or the number of several."""
     names = ", ".join(dict.fromkeys(record.name for record in records))
     return f"{names}: " + (label_of(records[0]) if len(records) == 1 else f"{len(records)} runs compared")
 
 
 def insecure_runs(records: Sequence[RunRecord]) -> str:
-    """The runs whose secrets came from the run file, as the subject of a sentence; empty without any."""
+    """Return the runs whose secrets came from the run file, as the subject of a sentence; empty without any."""
     runs = [label for label, record in zip(labels(records), records, strict=True) if record.insecure_secret_seed]
     if not runs or len(records) == 1:
         return "This run" if runs else ""
@@ -346,7 +346,7 @@ def insecure_runs(records: Sequence[RunRecord]) -> str:
 
 
 def summary(records: Sequence[RunRecord]) -> str:
-    """What was trained, what was sent, and who missed a round."""
+    """Return what was trained and sent, and who missed a round."""
     first, absences = (
         records[0],
         [f"With {label_of(record)}, {absence}." if (absence := missed(record)) else "" for record in records],
@@ -376,7 +376,7 @@ def _number_word(number: int) -> str:
 
 
 def missed(record: RunRecord) -> str:
-    """Return how many silos missed how many rounds, without a full stop; empty where none did."""
+    """Return how many silos missed how many rounds, without a full stop; empty if no silo did."""
     silos, rounds = (len({getattr(round_missed, key) for round_missed in record.missed}) for key in ("silo", "round"))
     answers = "answers in " if record.sums is None else ""
     return f"{_count(silos, 'silo')} missed {answers}{_count(rounds, 'round')}" if silos else ""
@@ -389,7 +389,7 @@ ROLES: dict[Role, tuple[str, ...]] = {
     "A silo": ("silo", "silos together"),
     "An eavesdropper": ("eavesdropper", "outsider"),
 }
-"""Whose claims stand under each heading, in the order of the page."""
+"""The roles whose claims are under each heading, in the order of the page."""
 
 UNTESTED = "not yet tested by an attack on this run"
 
@@ -405,7 +405,7 @@ class Tested:
 
 @dataclass(frozen=True)
 class Statement:
-    """What one role sees or can work out. tested: by which attacks on this run."""
+    """A sentence on what one role sees or can work out. tested: the attacks on this run that tested it."""
 
     role: Role
     text: str
@@ -413,7 +413,7 @@ class Statement:
 
     @property
     def evidence(self) -> str:
-        """How well the sentence is supported, in words."""
+        """The support of the sentence, in words."""
         if not self.tested:
             return UNTESTED
         return f"tested on this run: {'; '.join(f'{test.who} ({test.attack}): {test.came_to}' for test in self.tested)}"
@@ -433,30 +433,30 @@ def privacy_statements(record: RunRecord) -> tuple[Statement, ...]:
 
 
 def reading_notes(record: RunRecord) -> tuple[str, ...]:
-    """Return notes for a reader of the sentences; they are no claims and need no test."""
+    """Return notes for readers of the sentences; they are not claims and need no test."""
     run = record.content
     return tuple(claim.sentence(run) for claim in _claims(run) if claim.role == "reader" and claim.holds(run))
 
 
 def epsilon_note(record: RunRecord) -> str:
-    """Return the run's epsilon with what its scale means, empty where no noise was added."""
+    """Return the run's epsilon with the meaning of its scale, empty where no noise was added."""
     run = record.content
     if not is_noised(run):
         return ""
     epsilon, (what, _) = record.facts["epsilon"], unit_of(run["facts"])
-    scale = f"ε = 0 would tell nothing of one {what}"
+    scale = f"ε = 0 would reveal nothing about one {what}"
     if isinstance(epsilon, int | float) and epsilon < LARGEST:
         times = f"{math.exp(epsilon):.3g} times as likely with the {what} as without it, but for a chance of δ"
-        scale += f", and with ε = {epsilon:.3g} whatever is seen is at most {times}"
+        scale += f", and with ε = {epsilon:.3g} any result is at most {times}"
     return f"{epsilons(run)}. {scale}{what_epsilon_leaves_out(run)}."
 
 
 LARGEST = 50.0
-"""The epsilon from which on nobody need be told how many times as likely something may be."""
+"""From this epsilon on, the note omits how many times as likely a result may be."""
 
 
 def _claims(run: Record) -> Sequence[Claim]:
-    """Return the claims of the run's protocol, or that there are none."""
+    """Return the claims of the run's protocol, or one that it has no claims."""
     if claims := claims_of(run["protocol"]):
         return claims
     name = Word("name", "", lambda run: str(run["protocol"]))

@@ -1,7 +1,7 @@
-"""A sweep: variants from the same seeds, judged by their scores on validation rows, and one of them chosen.
+"""A sweep: variants from the same seeds, of which the scores on validation rows choose one.
 
-Test rows choose nothing. What they say is told of the chosen variant alone, or it would be the best of many draws.
-Variants are compared seed by seed, as runs of one seed share rows and first weights: the interval of 95 per cent is
+Test rows choose nothing. Only the chosen variant's test scores are shown; the best of many would be a lucky draw.
+Variants are compared seed by seed, because runs of one seed share rows and first weights. The 95 % interval is
 Student's, of the mean of such differences. It does not count that the lowest of several was chosen.
 """
 
@@ -37,13 +37,13 @@ class Sweep:
 
     @cached_property
     def key(self) -> str:
-        """By which score runs are judged: the loss on validation rows, or where runs minimise several, another."""
+        """The score that chooses: the loss on validation rows, or another where runs minimise several losses."""
         records = [record for runs in self.runs.values() for record in runs.records]
         several = len({str(record.setting("protocol", "loss")) for record in records}) > 1
         return ("accuracy" if records[0].task == "classification" else "mse") if several else "loss"
 
     def scores(self, name: str, key: str) -> tuple[float | None, ...]:
-        """Return a score on validation rows of the models that runs released, one a seed; None for no number."""
+        """Return a score on validation rows of the released models, one a seed; None for no number."""
         return tuple(_released(record, f"validation_{key}") for record in self.runs[name].records)
 
     @cached_property
@@ -53,8 +53,8 @@ class Sweep:
         known = {name: mean for name, mean in means.items() if mean is not None}
         if not known:
             raise RunFailed(
-                f"no variant has a finite {NAMES[self.key]} on validation rows from each seed, so none is chosen; "
-                "training diverged: lower learning-rate"
+                f"no variant has a finite {NAMES[self.key]} on validation rows from each seed, because training "
+                "diverged; lower learning-rate"
             )
         return (max if self.key == "accuracy" else min)(known, key=lambda name: known[name])
 
@@ -69,7 +69,7 @@ class Sweep:
         return mean, half
 
     def table(self) -> Table:
-        """Return a row a variant: its score, how far that is from the chosen one's, and the accuracy of classes."""
+        """Return a row a variant: its score, its distance from the chosen one's, and the accuracy of classes."""
         accuracy = self.key == "loss" and any(self.scores(self.chosen, "accuracy"))
         rows = []
         for name, run in self.runs.items():
@@ -85,7 +85,7 @@ class Sweep:
         return Table((*heads, "Accuracy") if accuracy else heads, tuple(rows))
 
     def sentences(self) -> list[str]:
-        """Return what a reader of the table should know."""
+        """Return notes for readers of the table."""
         best, seeds = "highest" if self.key == "accuracy" else "lowest", self.runs[self.chosen].seeds
         differences = {name: self.difference(name) for name in self.runs if name != self.chosen}
         known = [
@@ -94,11 +94,11 @@ class Sweep:
         near = [self.runs[name].label for name, mean, half in known if abs(mean) <= half]
         notes = [f"* is chosen: the {best} mean {NAMES[self.key]} on validation rows; test rows had no part in it."]
         if len(seeds) == 1:
-            notes.append("One seed does not say whether a difference is more than chance; give --seeds 5.")
-        return [*notes, f"Not told apart from it by these seeds: {enumerated(near)}."] if near else notes
+            notes.append("One seed does not show whether a difference is more than chance; give --seeds 5.")
+        return [*notes, f"These seeds do not separate it from: {enumerated(near)}."] if near else notes
 
     def as_json(self) -> dict[str, Any]:
-        """Return the choice and each variant's figures, as JSON has them; of the chosen one those on test rows too."""
+        """Return the choice and each variant's figures, for JSON; test scores only for the chosen one."""
         figures = dict[str, Any]()
         for name, run in self.runs.items():
             hidden = set() if name == self.chosen else scored_keys(run.records)

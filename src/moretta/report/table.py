@@ -1,9 +1,8 @@
-"""Tables of runs: side by side, over seeds, by class and by silo, and what the scales of their scores mean.
+"""Tables of runs: side by side, over seeds, by class and by silo, and the meaning of their scores' scales.
 
 A table is made once, as text, and shown twice: as a `rich` table for a terminal and as HTML by a macro of
 templates/tables.html.j2. A measure of a run is listed once, in `_measures`: side by side it has a cell a run, over
-seeds its mean and deviation. A unit stands in a row's header and not in its cells, and is chosen for the whole row, so
-that the digits compare.
+seeds its mean and deviation. A row's header has the unit, chosen for the whole row, so that the digits compare.
 """
 
 import math
@@ -51,7 +50,7 @@ SCORED = ("On the test rows", "On rows that silos hold back")
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table. group: the heading that it stands under, if any. unit: of its cells."""
+    """One line of a table. group: its heading, if any. unit: of its cells."""
 
     group: str
     measure: str
@@ -93,15 +92,15 @@ class Table:
 
 
 def label_of(record: RunRecord) -> str:
-    """The run's protocol as the field writes it; its bare name where this version does not know it."""
+    """Return the run's protocol as the field writes it; its bare name where this version does not know it."""
     entry = ENTRIES.get(record.protocol)
     return record.protocol if entry is None else entry.label
 
 
 def labels(records: Sequence[RunRecord]) -> tuple[str, ...]:
-    """A short, distinct name for each run: its protocol, and its folder or number where that is not enough."""
+    """Return a short, distinct name for each run: its protocol, and its folder or number if needed."""
     names = [label_of(record) for record in records]
-    # A folder called by its protocol and more, such as pbpfl-partitions-all, needs to say only what is more.
+    # Of a folder named by its protocol and more, such as pbpfl-partitions-all, only the rest is shown.
     names = _told_apart(names, [_further(record) for record in records])
     return tuple(_told_apart(names, [str(number) for number in range(1, len(records) + 1)]))
 
@@ -124,10 +123,10 @@ def _further(record: RunRecord) -> str:
 
 @dataclass(frozen=True)
 class _Measure:
-    """A number of a run. key: in the JSON of a sweep; empty where that has it not. unit: "bytes", "s" or none.
+    """A number of a run. key: in the JSON of a sweep; empty if it is not there. unit: "bytes", "s" or empty.
 
-    digits: significant ones, of a fact. of: its value in a run, None where it has none. It has an interval where the
-    run has one by its key.
+    digits: significant ones, of a fact. of: its value in a run, or `None`. It has an interval where the run has one by
+    its key.
     """
 
     group: str
@@ -149,7 +148,7 @@ class _Measure:
         return "" if low is None or high is None else f"{plain(low)} to {plain(high)}"
 
     def guessed(self, run: RunRecord) -> str:
-        """Return what naming the commonest class, or the mean, always scores in a run; empty where not known."""
+        """Return the score of always naming the commonest class, or the mean, in a run; empty where unknown."""
         return "" if (value := run.test.guessed(self.key)) is None else plain(value)
 
     def scale(self, values: Iterable[float | None]) -> tuple[str, float]:
@@ -165,7 +164,7 @@ class _Measure:
 
 
 def _at(*path: str) -> Callable[[RunRecord], Any]:
-    """Return what finds a value in a run; None where something on the way to it is missing."""
+    """Return a function that finds a value in a run; it returns None where the path to it ends."""
 
     def value(run: RunRecord) -> Any:
         value: Any = run
@@ -177,7 +176,7 @@ def _at(*path: str) -> Callable[[RunRecord], Any]:
 
 
 def _epsilon_of(unit: str) -> Callable[[RunRecord], Any]:
-    """Return what finds the epsilon of runs whose noise hides this unit."""
+    """Return a function that finds the epsilon of runs whose noise hides this unit."""
     return lambda run: run.facts.get("epsilon") if run.facts.get("unit", "row") == unit else None
 
 
@@ -218,7 +217,7 @@ def _scores(records: Sequence[RunRecord]) -> Iterator[_Measure]:
 
 
 def scored_keys(records: Sequence[RunRecord]) -> set[str]:
-    """Return by which keys the JSON of a sweep has scores on test rows."""
+    """Return the keys of scores on test rows in the JSON of a sweep."""
     return {measure.key for measure in _scores(records)}
 
 
@@ -252,11 +251,11 @@ def comparison(records: Sequence[RunRecord], differences: Mapping[str, float] | 
 
 
 COSTS = ("Traffic", "Time")
-"""The groups of a comparison that say what runs cost."""
+"""The groups of a comparison with the costs of runs."""
 
 
 def separate(table: Table, groups: Sequence[str], columns: int) -> tuple[Table, Table]:
-    """Return a table without some groups of rows, and those alone in so many columns."""
+    """Return a table without some groups of rows, and those groups in a table of this many columns."""
     left = tuple(row for row in table.rows if row.group not in groups)
     taken = tuple(replace(row, cells=row.cells[:columns]) for row in table.rows if row.group in groups)
     return Table(table.heads, left), Table(table.heads[: columns + 1], taken)
@@ -296,9 +295,9 @@ def summary_of(values: Sequence[float | None]) -> dict[str, Any]:
 
 
 def spread_of(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Return the mean, and the standard deviation of a sample (by n - 1), which one seed has not.
+    """Return the mean, and the standard deviation of a sample (by n - 1), None for one seed.
 
-    Both are None where a run has no such number.
+    Both are `None` where a run lacks the number.
     """
     finite = [value for value in values if value is not None]
     if not finite or len(finite) < len(values):
@@ -329,7 +328,7 @@ COUNTED_UP_TO = 8  # classes whose confusion fits beside them in a terminal
 
 
 def classes(tables: ClassTables, *, narrow: bool = False) -> Table:
-    """Return the classes of one model: rows, precision, recall, F1, and the confusion; narrow: that of few alone."""
+    """Return the classes of one model: rows, precision, recall, F1 and, if narrow only for few, the confusion."""
     confusion = () if narrow and len(tables.by_class) > COUNTED_UP_TO else tables.confusion
     named = [f"as {row.name}" for row in tables.by_class] if confusion else []
     rows = []
@@ -341,7 +340,7 @@ def classes(tables: ClassTables, *, narrow: bool = False) -> Table:
 
 
 def calibration(tables: ClassTables) -> Table:
-    """Return rows by the probability of the class that is predicted for them."""
+    """Return rows by the probability of their predicted class."""
     rows = (
         Row(
             "",
@@ -355,7 +354,7 @@ def calibration(tables: ClassTables) -> Table:
 
 
 def by_silo(records: Sequence[RunRecord]) -> Table:
-    """Return of each silo its rows and, for each run, its scores."""
+    """Return each silo's rows and, for each run, its scores."""
     regression = all(record.task == "regression" for record in records)
     silos = dict.fromkeys(silo for record in records for silo in record.test.per_silo)
     scores_of = {silo: [record.test.per_silo.get(silo, SiloScore()) for record in records] for silo in silos}
@@ -385,7 +384,7 @@ def versions(records: Sequence[RunRecord]) -> Table:
 
 
 def byte_unit(largest: float) -> tuple[str, float]:
-    """The decimal unit in which `largest` has one to three digits before the point, and its size in bytes."""
+    """Return the decimal unit in which `largest` has one to three digits before the point, and its size in bytes."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if largest >= size:
             return unit, size
@@ -393,30 +392,30 @@ def byte_unit(largest: float) -> tuple[str, float]:
 
 
 def human_bytes(count: float) -> str:
-    """A count of bytes to three significant digits, such as 26.2 kB."""
+    """Return a count of bytes to three significant digits, such as 26.2 kB."""
     unit, size = byte_unit(count)
     return f"{_three_digits(count / size)} {unit}"
 
 
 def human_seconds(seconds: float) -> str:
-    """Seconds to three significant digits, such as 8.10 s."""
+    """Return seconds to three significant digits, such as 8.10 s."""
     return f"{_three_digits(seconds)} s"
 
 
 def other_seconds(seconds: Mapping[str, float]) -> float:
-    """What of the total no phase accounts for; 0 where phases of silos that worked side by side exceed the total."""
+    """Return the total minus all phases; 0 where phases of parallel silos exceed the total."""
     return max(0.0, seconds["total"] - sum(value for phase, value in seconds.items() if phase != "total"))
 
 
 def phases(records: Sequence[RunRecord]) -> dict[str, str]:
-    """The phases that any of the runs timed, with their names: the known ones first."""
+    """Return the phases that any run timed, with their names, the known ones first."""
     seen = {phase: None for record in records for phase in record.seconds if phase != "total"}
     known = {phase: name for phase, name in PHASES.items() if phase in seen}
     return known | {phase: _words(phase) for phase in seen if phase not in PHASES}
 
 
 def plain(value: float | None, digits: int = 4) -> str:
-    """A score to so many digits after the point; in scientific form where that would show none of its digits."""
+    """Return a score to this many digits after the point; in scientific form where that would show only zeros."""
     if value is None:
         return MISSING
     if value != 0 and not 10 ** (1 - digits) <= abs(value) < 1e5:
@@ -425,7 +424,7 @@ def plain(value: float | None, digits: int = 4) -> str:
 
 
 def to_digits(value: float, error: float | None, sign: str = "") -> str:
-    """Write a value to the digits that its error leaves: two significant ones of that. sign: "+" writes it always."""
+    """Write a value to two significant digits of its error. sign: "+" always writes the sign."""
     digits = max(0, 1 - math.floor(math.log10(error))) if error else 9
     if digits > 6:
         return f"{sign * (value > 0)}{plain(value)}"
@@ -433,7 +432,7 @@ def to_digits(value: float, error: float | None, sign: str = "") -> str:
 
 
 def mean_to_digits(mean: float, deviation: float | None) -> str:
-    """Write a mean and the deviation of what it is of, both to the digits that this leaves; four where it is 0."""
+    """Write a mean and its deviation to two significant digits of the deviation; to four digits where it is 0."""
     if deviation == 0:
         return f"{mean:g} ± 0" if mean.is_integer() else f"{mean:.4g} ± 0"
     return to_digits(mean, deviation) + ("" if deviation is None else f" ± {to_digits(deviation, deviation)}")
@@ -467,17 +466,17 @@ SCALES: Mapping[str, str] = {
     "Mean squared error": "mean squared distance from the targets; 0 is perfect",
     "Loss": "loss on these rows, without class weights and label smoothing; less is better",
 }
-"""By the beginning of a measure's name in a comparison: what it is, in one short sentence."""
+"""By the beginning of a measure's name in a comparison: its definition, in one short phrase."""
 
 UNKNOWN = "a metric of the run’s own"
 
 ZEROS: Mapping[str, str] = {
     "area under the ROC curve": "wrong every time",
-    "1 - relative error": "an error as large as the thing itself",
+    "1 - relative error": "an error as large as the value itself",
     "1 - mean squared error of rows": "no nearer than the mean row",
     "1 - squared error of rows": "no nearer than the mean row",
-    "1 - error of": "wrong by all there is",
-    "cosine": "a direction that tells nothing",
+    "1 - error of": "completely wrong",
+    "cosine": "an unrelated direction",
     "rate of": "none right",
     "rows ": "none right",
     "accuracy": "none right",
@@ -486,30 +485,30 @@ ZEROS: Mapping[str, str] = {
     "R^2": "no nearer than the mean",
     "adjusted Rand index": "groups at random",
 }
-"""By the beginning of an attack's measure: what a score of 0 is. In all of them 1 is the most to be learnt."""
+"""By the beginning of an attack's measure: the meaning of a score of 0. In all of them 1 is the most."""
 
 
 def meanings(rows: Iterable[Row]) -> Mapping[str, str]:
-    """Return what the scales of the scores in a comparison mean, once each."""
+    """Return the meanings of the scores' scales in a comparison, once each."""
     names = dict.fromkeys(_name(row.measure) for row in rows if row.group in SCORED)
     return {name: SCALES.get(name, UNKNOWN) for name in names}
 
 
 def _name(measure: str) -> str:
-    """Return which of `SCALES` a measure is: the longest that its name begins with; its own name for another."""
+    """Return the longest name of `SCALES` with which a measure's name begins; without one, its own name."""
     known = (name for name in SCALES if f"{measure},".startswith((f"{name},", f"{name} ")))
     return max(known, key=len, default=measure)
 
 
 def figure(value: float | None) -> str:
-    """A score in a few digits: 0.999, and 1 only where it is no less."""
+    """Return a score in a few digits: 0.999, and 1 only for no less."""
     if value is None:
         return MISSING
     return f"{value:.3g}" if value == 0 or 1e-3 <= abs(value) < 0.9995 or abs(value) >= 1.0 else f"{value:.6g}"
 
 
 def ends(attack: Attacked) -> str:
-    """Return what guessing, always the most frequent value, the best and 0 are on the scale of an attack's score."""
+    """Return the places of guessing, the most frequent value, the best and 0 on the scale of an attack's score."""
     guessing = "guessing is not known" if attack.chance is None else f"{figure(attack.chance)} is guessing"
     if attack.constant is not None:
         share = "" if attack.constant == attack.chance else f", {figure(attack.constant)}"
@@ -520,6 +519,6 @@ def ends(attack: Attacked) -> str:
 
 
 def way(attack: Attacked) -> str:
-    """Return how far an attack that succeeded got, of the way from guessing to the most to be learnt."""
+    """Return a successful attack's part of the way from guessing to perfect, in percent."""
     reached = min(100.0, 100 * attack.advantage)
     return f"{reached:{'.3g' if reached < 99.95 else '.6g'}} % of the way from guessing to perfect"

@@ -11,7 +11,7 @@ from rich.segment import Segment
 
 
 def printable(text: str, mark: str = "\ufffd") -> str:
-    """Replace what a terminal obeys or what hides or turns text: control and format characters, bidi, half characters.
+    """Replace characters that control a terminal, or hide or turn text: control, format, bidi, half characters.
 
     Args:
         text: Anybody's text.
@@ -36,20 +36,20 @@ def one_line(text: str) -> str:
 class Screen(Console):
     """A console that prints text as `printable` and knows no markup, so that a class named "[red]" is shown so.
 
-    It leaves out what is replaced elsewhere: rich lays out cells for characters without a width.
+    It leaves out characters that `printable` replaces: rich lays out cells for characters without a width.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **options)
 
     def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Yield what is printed; the console's own control codes are apart from its text."""
+        """Yield the printed segments; the console's own control codes are separate from its text."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else printable(text, ""), style, control)
 
 
 class PrintableStream(io.TextIOBase):
-    """A stream that writes text as `printable` to another. raw: that one."""
+    """A stream that writes text as `printable` to the stream `raw`."""
 
     def __init__(self, raw: TextIO) -> None:
         self.raw = raw

@@ -1,12 +1,12 @@
-"""The dossier of a run: what its folder says of it, for a data-protection impact assessment.
+"""The dossier of a run: the facts in its folder, for a data-protection impact assessment.
 
-    questions.py    the clauses that it follows; what only people can answer, and their answers (`dossier.toml`)
+    questions.py    the clauses that it follows; questions that only people can answer, and answers (`dossier.toml`)
     document.py     sentences and sections, as JSON with a digest
-    evidence.py     what a run folder holds, read once, and digests of its files
+    evidence.py     the content of a run folder, read once, and digests of its files
     description.py  who took part, with what data, what was done; what each role received, and which is personal data
-    risks.py        attacks by severity, and what remains
-    page.py         what it says first, and what stands in which section; the HTML page, of which each sentence is
-                    one of the JSON, and the signatures below both
+    risks.py        attacks by severity, and the remaining risks
+    page.py         the brief and the order of sections; the HTML page, whose sentences are those of the JSON, and the
+                    signatures below both
 
-A dossier states what was recorded and measured. It judges nothing: what the law makes of it, people say.
+A dossier states what was recorded and measured. It does not judge: people apply the law.
 """

@@ -1,4 +1,4 @@
-"""What a run's folder says of itself: who took part, with what data, what was done, and how well it works."""
+"""The description of a run by its folder: who took part, with what data, what was done, and how well it works."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,7 +85,7 @@ def sheet(evidence: Evidence) -> Iterator[Sentence]:
 
 
 def impacts(evidence: Evidence) -> Iterator[Sentence]:
-    """Yield where impacts by design are told."""
+    """Yield where the dossier states impacts by design."""
     yield sentence(
         "What each role learns by design stands in section 2.2.a, and what attacks made of it in section 4.1.c",
         "clause:template-3.1",
@@ -93,7 +93,7 @@ def impacts(evidence: Evidence) -> Iterator[Sentence]:
 
 
 def words(evidence: Evidence) -> Iterator[Sentence]:
-    """Yield what the words of claims and attacks mean."""
+    """Yield the meanings of the words in claims and attacks."""
     for number, text in enumerate(WORDS):
         yield sentence(text, f"word:{number}", group="Words")
 
@@ -272,7 +272,7 @@ def works(evidence: Evidence) -> Iterator[Sentence]:
 
 
 MEASURES = ("not given", "obfuscated", "bounded")
-"""The kinds of claims that are measures by design; the others are about what a role receives."""
+"""The kinds of claims that are measures by design; other claims are about a role's receipts."""
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,7 @@ class Held:
     protocol: str
 
     def statements(self, run: Record) -> list[Sentence]:
-        """Return what it says of this run, and what is assumed besides."""
+        """Return its sentence on this run, and its assumptions."""
         source = f"claim:{self.protocol}:{self.place}"
         text = self.claim.sentence(run).replace("`", "")
         text += f" This holds where: {self.claim.assumes}" * bool(self.claim.assumes)
@@ -292,7 +292,7 @@ class Held:
 
 
 def held(evidence: Evidence) -> Sequence[Held]:
-    """Return the claims that hold of a finished run; if one stands alone for its role, that one only."""
+    """Return the claims that hold of a finished run; where one claim stands alone for its role, only that one."""
     if evidence.record is None:
         return ()
     run, every = evidence.record.content, enumerate(claims_of(evidence.protocol))
@@ -379,11 +379,11 @@ PERSONAL: Mapping[About, tuple[str, tuple[str, ...]]] = {
         ("gdpr-4-1",),
     ),
 }
-"""By what a claim is about: whether it is personal data and why, and the clauses that say so."""
+"""By the subject of a claim: whether it is personal data and why, and the clauses that decide it."""
 
 
 def personal(evidence: Evidence) -> Iterator[Sentence]:
-    """Yield which of what was received is personal data, and why."""
+    """Yield which received content is personal data, and why."""
     personal_claims = [claim for claim in held(evidence) if claim.claim.kind not in ("not given", "unclaimed")]
     for about, (text, clauses) in PERSONAL.items():
         having = [claim for claim in personal_claims if claim.claim.about == about]

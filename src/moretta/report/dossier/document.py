@@ -1,4 +1,4 @@
-"""Sentences, each with its sources, in sections: the JSON of a dossier, of which the page is made."""
+"""Sentences, each with its sources, in sections: the JSON of a dossier, from which the page is made."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from moretta.report.dossier.questions import CLAUSES, Clause
 KIND, FORMAT = "moretta dossier", 1
 
 Origin = Literal["stated", "answered", "open"]
-"""stated: by the run folder or a clause. answered: by people, in `dossier.toml`. open: they have not."""
+"""stated: by the run folder or a clause. answered: by people, in `dossier.toml`. open: not yet answered."""
 
 Verdict = Literal["", "succeeded", "failed"]
 
@@ -28,13 +28,20 @@ class _Part(BaseModel):
 
 
 class Sentence(_Part):
-    """One sentence. text: with its full stop. sources: what it rests on, at least one.
+    """One sentence with its sources.
 
-    A source is ``FILE#/KEY/..`` of the run folder (a JSON pointer, also into a TOML file; without ``#`` the file as a
-    whole), ``claim:PROTOCOL:NUMBER`` (of this version's `claims_of`, from 0), ``clause:NAME`` of `CLAUSES`, or
-    ``word:NUMBER``, a definition of this version's (`description.WORDS`, from 0).
-    id: of its element on the page, set as it is written. group: the heading that it stands under, if any.
-    name: an attack's own name. by: who must answer, if it is open. verdict: of the attack that it is about.
+    A source has one of four forms. ``FILE#/KEY/..`` is a JSON pointer into a file of the run folder, also a TOML file;
+    without ``#`` it is the whole file. ``claim:PROTOCOL:NUMBER`` is one of this version's `claims_of`, from 0.
+    ``clause:NAME`` is one of `CLAUSES`. ``word:NUMBER`` is one of this version's `description.WORDS`, from 0.
+
+    Args:
+        text: with its full stop.
+        sources: at least one.
+        id: of its element on the page, set when it is written.
+        group: its heading, if any.
+        name: an attack's own name.
+        by: who must answer, if it is open.
+        verdict: of the attack that it is about.
     """
 
     id: str = ""
@@ -57,7 +64,7 @@ class Chapter(_Part):
 
 
 class _Told(_Part):
-    """What the JSON holds, of which nothing is believed before it is checked."""
+    """The content of the JSON, which is checked before it is used."""
 
     format: int
     kind: str
@@ -70,7 +77,7 @@ class _Told(_Part):
     @model_validator(mode="after")
     def _names_what_is_there(self) -> Self:
         if any(name not in self.clauses for section in self.sections for name in section.clauses):
-            raise ValueError("a clause is named that is not there")
+            raise ValueError("a section names an unknown clause")
         if not all(sentence.id for section in self.sections for sentence in section.sentences):
             raise ValueError("a sentence has no id")
         return self
@@ -82,7 +89,7 @@ def sentence(text: str, *sources: str, group: str = "", name: str = "") -> Sente
 
 
 def sentences(text: str, *sources: str, origin: Origin = "stated", group: str = "", by: str = "") -> list[Sentence]:
-    """Return the sentences of a text of others', each with these sources."""
+    """Return the sentences of someone else's text, each with these sources."""
     parts = [_ended(part) for part in _END.split(text.strip()) if part]
     return [Sentence(text=part, sources=sources, origin=origin, group=group, by=by) for part in parts]
 
@@ -139,9 +146,9 @@ def dumps(document: dict[str, Any]) -> bytes:
 
 
 def loads(data: bytes, where: str) -> dict[str, Any]:
-    """Return the content of a JSON, of which the page can be made.
+    """Return the content of a dossier's JSON, from which the page can be made.
 
-    Raises `moretta.errors.ParameterError` for anything that is no dossier.
+    Raises `moretta.errors.ParameterError` for anything but a dossier.
     """
     wrong = f"{where}: expected the JSON of a dossier; make one by: moretta dossier RUN"
     try:
@@ -160,7 +167,7 @@ def loads(data: bytes, where: str) -> dict[str, Any]:
 
 
 def _told(section: Chapter) -> dict[str, Any]:
-    """Return a section as the JSON has it: each sentence with its id, and without what is empty."""
+    """Return a section as the JSON has it: each sentence with its id, without empty fields."""
     chapter = section.model_dump(mode="json")
     for place, line in enumerate(chapter["sentences"], start=1):
         line["id"] = f"{section.number}-{place}"

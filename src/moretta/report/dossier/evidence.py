@@ -1,4 +1,4 @@
-"""What a run folder holds, read once: its record, its run file, what its inputs mean, its views, people's answers."""
+"""The content of a run folder, read once: its record, its run file, the meaning of inputs, views, people's answers."""
 
 import hashlib
 import tomllib
@@ -23,7 +23,7 @@ from moretta.secure_aggregation.identity import Roster
 
 @dataclass(frozen=True)
 class Receipts:
-    """What a role received in the recorded rounds."""
+    """A role's receipts in the recorded rounds."""
 
     messages: int
     bytes: int
@@ -31,11 +31,16 @@ class Receipts:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of a run.
+    """The evidence about a run.
 
-    record: of a finished run, None of another. run_file: of `run.toml`, empty for a run from Python. inputs: of
-    `inputs.json`, None where it is missing. heard: by role, of recorded views. rounds_done: in the history.
-    answers: by key of `dossier.toml`; answers_file: its name.
+    Args:
+        record: of a finished run, None for another.
+        run_file: the content of `run.toml`, empty for a run from Python.
+        inputs: the content of `inputs.json`, None where it is missing.
+        heard: the recorded views by role.
+        rounds_done: the rounds in the history.
+        answers: by key of `dossier.toml`.
+        answers_file: its name.
     """
 
     folder: Path
@@ -69,7 +74,7 @@ class Evidence:
 
     @property
     def columns(self) -> Mapping[str, Mapping[str, Any]]:
-        """The columns of the schema, in order; none where there is no schema."""
+        """The columns of the schema, in order; empty without a schema."""
         table = (self.inputs or {}).get("table")
         columns = table.get("columns", {}) if isinstance(table, Mapping) else {}
         return columns if isinstance(columns, Mapping) else {}
@@ -78,7 +83,7 @@ class Evidence:
 def read_evidence(folder: Path, answers: Path | None = None) -> Evidence:
     """Read a run folder. answers: a file of `questions.read_answers`; None for `dossier.toml` in the folder, if any.
 
-    Raises `moretta.errors.ParameterError` for a folder that holds no run, or a file in it that is damaged.
+    Raises `moretta.errors.ParameterError` for a folder without a run, or with a damaged file.
     """
     if not folder.is_dir():
         raise ParameterError(f"{folder}: expected a run folder; there is no such directory")
@@ -113,7 +118,7 @@ def _rounds(file: Path) -> int:
 
 
 def _heard(folder: Path, record: RunRecord) -> Mapping[str, Receipts]:
-    """Count what roles received in views that are as they were recorded; nothing where they have been removed."""
+    """Count roles' receipts in unchanged views; return an empty mapping where views have been removed."""
     if not (folder / views.INDEX).exists():
         return {}
     seen = views.Views.open(folder, record.run, record.views)
@@ -131,17 +136,17 @@ FILES = {
     "run.toml": "the specification, as resolved",
     "result.json": "the run’s result",
     "history.jsonl": "a line a round",
-    "inputs.json": "what inputs and outputs mean",
-    "audit.json": "what attacks came to",
+    "inputs.json": "the meaning of inputs and outputs",
+    "audit.json": "the result of attacks",
     "views/index.jsonl": "the index of recorded views, with the digest of each",
-    "model.safetensors": "the trained model, or what the server has in its place",
-    "released.safetensors": "the model that silos may be given",
+    "model.safetensors": "the trained model, or the server’s part of it",
+    "released.safetensors": "the model that silos may receive",
 }
-"""The files of which there is a digest; none of them holds a secret root or a row."""
+"""The files that have a digest; none of them holds a secret root or a row."""
 
 
 def hashes(evidence: Evidence) -> Iterator[Sentence]:
-    """Yield the digests of what is there: files, schema and roster."""
+    """Yield the digests of existing files, the schema and the roster."""
     for name, what in FILES.items():
         if (evidence.folder / name).exists():
             yield sentence(f"{name}, {what}, has the SHA-256 {sha256(evidence.folder, name)}", name, group="Files")
@@ -173,7 +178,7 @@ def _of_roster(evidence: Evidence) -> Iterator[Sentence]:
     base = str(evidence.run_file.get("run", {}).get("base", ""))
     path = evidence.folder.absolute() / base / named
     try:
-        if not path.is_file():  # a pipe that somebody else names would never end
+        if not path.is_file():  # reading a pipe would never end
             raise ParameterError(f"{path}: expected a roster, which is a file")
         digest = Roster.load(path).digest
     except ParameterError:

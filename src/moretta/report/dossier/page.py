@@ -1,6 +1,6 @@
 """The two files of a dossier: the JSON, and the page, in which each sentence is one of the JSON by its id.
 
-Sections are numbered as the EDPB's template has them.
+Sections have the numbers of the EDPB's template.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def brief(evidence: Evidence) -> Iterator[Sentence]:
 
 
 def sections(evidence: Evidence) -> Sequence[Chapter]:
-    """Return all sections, each with what the run says, what people answered, and what is open."""
+    """Return all sections, each with the run's facts, people's answers, and open questions."""
     return [
         Chapter(
             number=number,
@@ -98,7 +98,7 @@ def _asked(number: str, evidence: Evidence) -> Iterator[Sentence]:
 
 
 def _clause_texts(evidence: Evidence) -> Iterator[Sentence]:
-    """Yield what the clauses are, and what they ask for."""
+    """Yield the clauses, and their demands."""
     for name, clause in CLAUSES.items():
         if clause.document != TEMPLATE:
             text = f"{DOCUMENTS[clause.document]}, {clause.clause}: {clause.asks}"
@@ -145,12 +145,12 @@ SECTIONS: Sequence[tuple[str, str, str, *tuple[Says, ...]]] = (
     ("A", "Digests", "", hashes),
     ("B", "Clauses", "", _clause_texts),
 )
-"""Number, title, clauses beside the template's, and what of a run says something there. 0, A and B are ours."""
+"""Number, title, clauses besides the template's, and the functions that fill the section. 0, A and B are ours."""
 
 
 @dataclass(frozen=True)
 class Files:
-    """Where a dossier lies: the JSON, its page, and the signatures below both."""
+    """The paths of a dossier: the JSON, its page, and the signatures below both."""
 
     data: Path
     page: Path
@@ -183,8 +183,8 @@ def write_dossier(folder: Path, out: Path | None = None, answers: Path | None = 
     """Write the dossier of a run: a page to `out`, by default ``dossier.html`` in the folder, and its JSON beside it.
 
     answers: as in `moretta.report.dossier.evidence.read_evidence`.
-    Raises `moretta.errors.ParameterError` for a folder that cannot be read, a file that cannot be written or is no
-    dossier, and a signed dossier that would become another one; then nothing is written.
+    Raises `moretta.errors.ParameterError`, and writes nothing, for a folder that cannot be read, a file that cannot be
+    written or is not a dossier, and a signed dossier that would change.
     """
     files = Files.at(out or folder / "dossier.html")
     evidence = read_evidence(folder, answers)
@@ -214,15 +214,15 @@ def render(document: dict[str, Any]) -> bytes:
 
 
 def _check_place(files: Files, data: bytes, page: bytes) -> None:
-    """Refuse to overwrite what is no dossier, and a signed one by another."""
+    """Refuse to overwrite any file but a dossier, and a signed dossier by another."""
     if files.data.exists() and files.data.stat().st_size:
-        loads(read_file(files.data.parent, files.data.name), f"{files.data} is there already")
+        loads(read_file(files.data.parent, files.data.name), f"{files.data} exists already")
     if not files.signatures.exists():
         return
     kept = [read_file(file.parent, file.name) if file.exists() else b"" for file in (files.data, files.page)]
     if kept != [data, page]:
         raise ParameterError(
-            f"{files.signatures} signs the dossier that is there, and this one is another; name another file by --out"
+            f"{files.signatures} signs the existing dossier, and this one differs; name another file by --out"
         )
 
 
@@ -244,19 +244,19 @@ class Checked:
 
     @property
     def fault(self) -> str:
-        """What is wrong, as the end of a sentence; empty where all signatures fit and there is one."""
+        """The fault, as the end of a sentence; empty where there are signatures and all fit."""
         if self.broken:
-            return f"it is not what {', '.join(self.broken)} signed: a file was changed since"
+            return f"it differs from the dossier that {', '.join(self.broken)} signed: a file was changed since"
         if self.unknown:
             return f"it is signed by {', '.join(self.unknown)}, which the roster does not list"
         return "" if self.signers else "nobody has signed it"
 
 
 def sign(path: Path, identity: Identity) -> Files:
-    """Sign a dossier, and return where it lies. A second signature of the same identity takes the first one's place.
+    """Sign a dossier, and return its paths. A second signature of the same identity replaces the first one.
 
-    Raises `moretta.errors.ParameterError` where the JSON or its page is not as it was written, or where others signed
-    another dossier under this name.
+    Raises `moretta.errors.ParameterError` where the JSON or its page has changed since it was written, or where others
+    signed another dossier under this name.
     """
     files = Files.at(path)
     document, data, page = _read(files)
@@ -280,7 +280,7 @@ def sign(path: Path, identity: Identity) -> Files:
 def check(path: Path, roster: Roster) -> Checked:
     """Check the signatures below a dossier against a roster, whose server may have signed too.
 
-    Raises `moretta.errors.ParameterError` for files that cannot be read, or a JSON that is not as it was written.
+    Raises `moretta.errors.ParameterError` for files that cannot be read, or a JSON that has changed.
     """
     files = Files.at(path)
     document, data, page = _read(files)
@@ -329,7 +329,7 @@ def _read(files: Files) -> tuple[dict[str, Any], bytes, bytes]:
 
 
 def _signatures(files: Files) -> Sequence[Mapping[str, str]]:
-    """Return the signatures that are there, of keys that rosters take."""
+    """Return the existing signatures, with keys in a roster's form."""
     if not files.signatures.exists():
         return []
     try:

@@ -1,4 +1,4 @@
-"""What only people can answer, and `dossier.toml`, in which they do: a key a question, a text or a list of texts."""
+"""Questions that only people can answer, and `dossier.toml` with their answers: for each key a text or a list."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -27,27 +27,29 @@ class Question:
 
 QUESTIONS: Sequence[Question] = (
     Question("controllers", "0.1", PARTIES, "who are the controllers, and how are they and their officers reached"),
-    Question("processors", "0.2", CONTROLLERS, "who are processors, among them whoever runs the server, and of what"),
+    Question(
+        "processors", "0.2", CONTROLLERS, "who are the processors, such as the one that runs the server, and of what"
+    ),
     Question("planning", "0.4", CONTROLLERS, "when does the processing begin and end"),
     Question("team", "0.5", CONTROLLERS, "who makes the assessment, and in which role"),
     Question("reasons", "0.5", CONTROLLERS, "why is the assessment made, and what does it leave out"),
     Question("data-subjects", "1.1.a", CONTROLLERS, "whom are the rows about, and which columns relate to a person"),
     Question("special-categories", "1.1.a", CONTROLLERS, "which columns are of special categories, such as health"),
-    Question("purpose", "1.1.b", CONTROLLERS, "what is the model for, and why does it need these data"),
+    Question("purpose", "1.1.b", CONTROLLERS, "which purpose does the model serve, and why does it need these data"),
     Question("secondary-uses", "1.1.c", CONTROLLERS, "for what else may data or model be used"),
     Question("context", "1.1.d", CONTROLLERS, "how many people are concerned, where, and in which relation to you"),
     Question("transfers", "1.1.d", CONTROLLERS, "does anything go to a third country or cross a border"),
     Question("collection", "1.2", PARTIES, "how were the rows collected, where are they kept, how are they deleted"),
     Question("assets", "1.3", PARTIES, "on which machines and by whom is the processing done"),
     Question("codes", "1.4", CONTROLLERS, "which approved codes of conduct apply"),
-    Question("legal-basis", "2.1.a", CONTROLLERS, "what is the legal basis of each purpose"),
+    Question("legal-basis", "2.1.a", CONTROLLERS, "on which legal basis does each purpose rest"),
     Question("lifted-prohibition", "2.1.b", CONTROLLERS, "what lifts the prohibition for special categories"),
     Question("need", "2.2.a", CONTROLLERS, "why is each column needed"),
     Question("retention", "2.2.a", CONTROLLERS, "how long are rows, models, run folders and recordings kept"),
-    Question("data-quality", "2.2.b", PARTIES, "what is required of the quality of the data, and how is it kept"),
+    Question("data-quality", "2.2.b", PARTIES, "which quality must the data have, and how is it kept"),
     Question("principles", "2.3.a", CONTROLLERS, "which measures serve the principles of Article 5(1)"),
     Question("rights", "2.3.b", CONTROLLERS, "how do people exercise their rights, also where a model was trained"),
-    Question("other-requirements", "2.3.c", CONTROLLERS, "what is agreed on consent, processors and transfers"),
+    Question("other-requirements", "2.3.c", CONTROLLERS, "which agreements cover consent, processors and transfers"),
     Question("security", "2.3.e", PARTIES, "how are machines, keys and run folders guarded"),
     Question("impacts", "3.1", CONTROLLERS, "what may the processing, as it is designed, do to people"),
     Question("necessity", "3.2", CONTROLLERS, "which less intrusive ways were considered, and why not taken"),
@@ -57,8 +59,13 @@ QUESTIONS: Sequence[Question] = (
     Question("measures", "4.2.a", CONTROLLERS, "which further measures are taken against which risk"),
     Question("acceptance", "4.2.b", CONTROLLERS, "are the risks that remain acceptable, and why"),
     Question("plan", "4.2.c", CONTROLLERS, "who does what until when, and when is this reviewed"),
-    Question("advice", "5.1", OFFICER, "what is the advice on this processing"),
-    Question("views", "5.2", CONTROLLERS, "what do data subjects or representatives say, or why were they not asked"),
+    Question("advice", "5.1", OFFICER, "how do you advise on this processing"),
+    Question(
+        "views",
+        "5.2",
+        CONTROLLERS,
+        "which views did data subjects or their representatives give, or why were they not asked",
+    ),
     Question("decision", "6", CONTROLLERS, "is the processing approved, on which conditions, rejected or consulted on"),
 )
 
@@ -66,18 +73,18 @@ QUESTIONS: Sequence[Question] = (
 def read_answers(path: Path) -> Mapping[str, Sequence[str]]:
     """Return the answers of a file by key, each as its texts; an empty text is no answer.
 
-    Raises `moretta.errors.ParameterError` for a file that cannot be read, an unknown key or an answer that is no text.
+    Raises `moretta.errors.ParameterError` for a file that cannot be read, an unknown key or an answer without text.
     """
     try:
         tables = tomllib.loads(read_text(path.parent, path.name))
     except OSError as error:
         raise ParameterError(f"{path}: it cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
-        raise ParameterError(f"{path}: this is not TOML: {str(error).splitlines()[0]:.120}") from None
+        raise ParameterError(f"{path}: expected TOML: {str(error).splitlines()[0]:.120}") from None
     known = [question.key for question in QUESTIONS]
     for key in tables:
         if key not in known:
-            raise ParameterError(f"{path}: there is no question {key!r:.80}; {did_you_mean(key, known)}")
+            raise ParameterError(f"{path}: unknown question {key!r:.80}; {did_you_mean(key, known)}")
     return {key: texts for key, value in tables.items() if (texts := _texts(path, key, value))}
 
 
@@ -114,7 +121,7 @@ DOCUMENTS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Clause:
-    """One clause. asks: what it says or asks for, in our words."""
+    """One clause. asks: its statement or demand, in our words."""
 
     document: str
     clause: str
@@ -150,13 +157,13 @@ CLAUSES: Mapping[str, Clause] = {
         "section 3.2.2",
         "tests against attacks such as membership inference, model inversion and reconstruction",
     ),
-    "assumptions": Clause(SECURITY, "Assumptions", "what is assumed of roles and links"),
+    "assumptions": Clause(SECURITY, "Assumptions", "assumptions on roles and links"),
     "nist-2-1-1": Clause(
         NIST, "section 2.1.1", "a guarantee is defined by its privacy parameters and its unit of privacy together"
     ),
     "nist-2-4": Clause(NIST, "section 2.4", "the unit of privacy says exactly what a guarantee protects"),
 }
-"""The clauses by the name that sources have; those of the template are added below."""
+"""The clauses by their names in sources; those of the template are added below."""
 
 _SECTIONS = {
     "0.1": "the controllers, their tasks and contacts",

@@ -27,7 +27,7 @@ NOT_GRADED = "Not graded"
 
 
 def method(evidence: Evidence) -> Iterator[Sentence]:
-    """Yield how risks were measured."""
+    """Yield the method by which risks were measured."""
     audit = evidence.record.audit if evidence.record else None
     if audit is None:
         yield from unaudited(evidence)
@@ -50,7 +50,7 @@ def method(evidence: Evidence) -> Iterator[Sentence]:
 
 
 def unaudited(evidence: Evidence) -> list[Sentence]:
-    """Return that nothing was measured, and what would do it."""
+    """Return that nothing was measured, and how to measure it."""
     if evidence.record is None:
         return [sentence("The run has not finished, so no attack on it was measured", of_planned("run"))]
     text = f"No attack on this run was measured, as its folder has no audit; {how_to_audit(evidence.record)}"
@@ -86,7 +86,7 @@ def _of_severity(audit: AuditRecord, severity: Severity) -> Iterator[Sentence]:
 
 
 def _came_to(place: int, attack: Attacked) -> list[Sentence]:
-    """Return what one attack came to: its verdict for people, the audit's own sentence, and what it was given."""
+    """Return the result of one attack: its verdict for people, the audit's own sentence, its view and knowledge."""
     verdict: Verdict = "succeeded" if attack.succeeded else "failed"
     guessed = figure(attack.chance)
     scored = f"with a score of {figure(attack.score)} (95 %: {interval(attack)}), where guessing scores {guessed}"
@@ -101,7 +101,7 @@ def _came_to(place: int, attack: Attacked) -> list[Sentence]:
 
 
 def unit(facts: Mapping[str, object]) -> str:
-    """Return what the epsilon of a run is about."""
+    """Return the unit of a run's epsilon, in words."""
     units = {"silo": "all that one silo uploads", "group": "all rows of one group, such as a patient, of one silo"}
     return units.get(str(facts.get("unit")), "one row of one silo")
 
@@ -114,11 +114,11 @@ STATED = {
     "theorem": "Epsilon follows from a theorem: {}",
     "epsilon_leaves_out": "Epsilon does not count {}",
 }
-"""What NIST SP 800-226 wants stated beside epsilon, by the facts that have it."""
+"""The statements that NIST SP 800-226 asks for beside epsilon, by the facts that have them."""
 
 
 def epsilon(evidence: Evidence) -> Iterator[Sentence]:
-    """Yield whether there is differential privacy, and what its unit is."""
+    """Yield whether there is differential privacy, and its unit."""
     record = evidence.record
     if record is None:
         return
@@ -157,7 +157,7 @@ def epsilon(evidence: Evidence) -> Iterator[Sentence]:
 
 @dataclass(frozen=True)
 class Assumption:
-    """What is assumed of roles and machines. phrase: the words of SECURITY.md that it renders; where: on which runs."""
+    """An assumption on roles and machines. phrase: the words of SECURITY.md behind it. where: the runs it is for."""
 
     text: str
     phrase: str
@@ -207,7 +207,7 @@ ASSUMPTIONS: Sequence[Assumption] = (
 
 
 def remaining(evidence: Evidence) -> Iterator[Sentence]:
-    """Yield the risks that remain: claims without an attack, attacks not played, assumptions, the run's warnings."""
+    """Yield the remaining risks: claims without an attack, attacks that did not run, assumptions, warnings."""
     record = evidence.record
     if record is None:
         yield sentence("What remains cannot be said before the run has finished", of_planned("run", "rounds"))
