@@ -11,7 +11,7 @@ from moretta.errors import ParameterError, RunFailed
 from moretta.report import living
 from moretta.report.living import Follower, Said, check_run_folder, round_of
 
-HERE = Said(here=True)
+HERE = Said(has_command=True)
 
 
 def line(number, **more):
