@@ -119,7 +119,7 @@ BAD: list[tuple[Mapping[str, Any], str]] = [
     (put("age", np.array([1.0, np.nan, 2.0])), "array `age` column 0 is NaN or infinite in 1 row"),
     (put("image", np.full((3, 1, 2, 2), np.nan)), r"array `image` column \(0, 0, 0\) is NaN or infinite in 3 rows"),
     (put("ids", np.array([[1], [-1], [2]])), "array `ids`: integers are token ids, but some are negative"),
-    (put("ids", np.full((3, 1), LARGEST + 1)), "array `ids`: integers above 16777216 cannot be told apart"),
+    (put("ids", np.full((3, 1), LARGEST + 1)), "array `ids`: integers above 16777216 are not exact"),
     (put("ids", np.array([["a"], ["b"], ["c"]])), r"array `ids`: expected numbers \[rows, ...\] of one shape"),
     (put("ids", [[1, 2], [3], [4, 5]]), r"array `ids`: expected numbers \[rows, ...\] of one shape a row"),
     (put("ids", 3), r"array `ids`: expected numbers \[rows, ...\]"),

@@ -224,7 +224,7 @@ def test_partners_with_nobody_in_common(here: Path) -> None:
         ("silos = 3", BOTH, "[data] files names 2 silos, expected silos = 3"),
         ('partition = "by-label"', BOTH, '[data] partition = "by-label" deals rows out, and files have theirs'),
         (COLUMNS + "test-fraction = 0.2", BOTH, "[data] test-fraction would hold back rows that other holders"),
-        (COLUMNS.replace('"age"', '"height"'), BOTH, "[data] columns: expected each column of the schema"),
+        (COLUMNS.replace('"age"', '"height"'), BOTH, "[data] columns: expected each input column of the schema"),
         ("", "north = 3", "[data.files] north: expected a path in quotes, got 3"),
         ("", 'north = {source = "a.csv", seperator = ";"}', "seperator is not known; did you mean separator?"),
         ("", 'a = "clinic.csv"\nb = {source = "b.csv", alignment = "b.json"}', "[data.files.b] alignment is for silos"),

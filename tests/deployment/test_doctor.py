@@ -296,7 +296,7 @@ def test_what_is_not_installed_is_a_finding(here: Path, monkeypatch: pytest.Monk
 
 def test_the_name_of_a_server_that_means_nothing_is_told(here: Path) -> None:
     edit(here / "kits/north/startup/fed_client.json", "localhost", "nowhere.invalid")
-    with pytest.raises(RunFailed, match="into DNS"):
+    with pytest.raises(RunFailed, match="to DNS"):
         server_connection.resolve(here / "kits/north")
 
 

@@ -335,7 +335,7 @@ def test_a_site_whose_join_is_begun_again(hospitals: Callable[..., Hospitals], m
     joined = time.monotonic()
     hospital.join("north")
     wait_for(lambda: "restarted, and back: north" in hospital.said(), "north is back", hospital.said)
-    wait_for(lambda: "goes on with its run" in hospital.said("north"), "north says so", lambda: hospital.said("north"))
+    wait_for(lambda: "continues its run" in hospital.said("north"), "north says so", lambda: hospital.said("north"))
     measure("site's join begun again: back", hospital.until_back("north", joined))
     hospital.pace("west", 0)
     check_ended(hospital)

@@ -326,7 +326,7 @@ def test_rounds_are_said_once_a_minute_and_what_goes_wrong_again_once(monkeypatc
     voice = joining.Voice(said.append)
     at = "2026-11-26 06:41:02,123"
     wrong = f"{at} ERROR cannot take part (ticket {{}}): silo `north`: rows.csv has no rows"
-    wrong += "; it takes no part in such runs until moretta accept"
+    wrong += "; the site takes no part in such runs until moretta accept"
     for number in range(1, 401):
         voice.hear(f"{at} INFO round {number} of 400, {number} s; on its own rows held back: loss 0.5")
         voice.speak()
@@ -420,7 +420,7 @@ def test_a_server_that_cannot_serve(here: Path, monkeypatch: pytest.MonkeyPatch)
         called = serve("--port", port)
     assert f"port {port} cannot be used (Address already in use); end what uses it, or choose" in refused(called)
     assert "holds the kits of host localhost, port 8102" in refused(serve("--kits", "kits", "--port", port))
-    assert "is not empty and holds no kits of ours" in refused(serve("--kits", "keys", "--port", port))
+    assert "is not empty and holds no kits of Moretta" in refused(serve("--kits", "keys", "--port", port))
     (here / "one.toml").write_text(
         RUN[: RUN.index("[engine]")].replace('"sites"\ninputs = [2]\nclasses = 2', '"digits"')
     )

@@ -118,10 +118,10 @@ def test_an_empty_folder_is_taken_and_another_is_not(tmp_path: Path) -> None:
     provisioning.provision(tmp_path / "empty", "localhost", 8102, ["a"])
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
-    with pytest.raises(ParameterError, match="holds no kits of ours"):
+    with pytest.raises(ParameterError, match="holds no kits of Moretta"):
         provisioning.provision(tmp_path / "full", "localhost", 8102, ["a"])
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ParameterError, match="holds no kits of ours"):
+    with pytest.raises(ParameterError, match="holds no kits of Moretta"):
         provisioning.provision(tmp_path / "file", "localhost", 8102, ["a"])
 
 
@@ -401,7 +401,7 @@ def test_what_does_not_belong_together_is_found(own: kits.Kits, others: kits.Kit
         kits.check_certificates(kit)
     assert "nothing" not in str(caught.value)
     (kit / "startup" / "client.crt").write_text("nothing")
-    with pytest.raises(ParameterError, match="expected to be a certificate"):
+    with pytest.raises(ParameterError, match="is not a readable certificate"):
         kits.check_certificates(kit)
 
 

@@ -464,7 +464,7 @@ def test_a_server_that_signs_what_is_no_certificate_of_its_own(here: Path) -> No
     for change, sentence in (
         ({"root": other.root}, "not issued by the root"),
         ({"root": other.root, "certificate": other.certificate}, "not the key of the certificate"),
-        ({"certificate": "none"}, "expected to be a certificate"),
+        ({"certificate": "none"}, "is not a readable certificate"),
         ({"name": "south"}, "the reply is to south"),
     ):
         Path("bad.reply").write_text(reply.model_copy(update=change).signed(mine, digest).model_dump_json())

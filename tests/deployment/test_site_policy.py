@@ -306,7 +306,7 @@ ATTACKS: Mapping[str, tuple[Callable[[ModuleType, Path], None], str]] = {
     "a model beyond the site's memory": (huge_model, "here allows 10 in 10000"),
     "another Moretta": (greeting(versions={"moretta": "0.0.1", "torch": "2.6.0"}), "and the server 0.0.1"),
     "another text": (greeting(job="0" * 64), "settings differ from the server's"),
-    "another PyTorch": (greeting(versions={**record.versions(), "torch": "1.0.0"}), "allowed are 1.0"),
+    "another PyTorch": (greeting(versions={**record.versions(), "torch": "1.0.0"}), "expected 1.0"),
     "another model": (greeting(model="n"), "builds another model than the server"),
     "a model that some classes do not fit": (greeting(outputs=2), "has 2 outputs"),
     "a model that some targets do not fit": (regression(3), "has 3 outputs"),
@@ -731,5 +731,5 @@ def test_a_damaged_record_is_a_sentence(broken: str, tmp_path: Path) -> None:
     file = site(tmp_path)
     file.out.mkdir()
     (file.out / "agreed.json").write_text(broken)
-    with pytest.raises(ParameterError, match=r"agreed\.json is damaged .*bring back a copy, or move it away"):
+    with pytest.raises(ParameterError, match=r"agreed\.json is damaged .*restore a copy, or move it away"):
         site_policy.admit(text_of(), file)

@@ -357,7 +357,7 @@ def test_a_site_without_its_state_says_so_and_goes_on(
     many.start()
     with caplog.at_level(logging.WARNING, "moretta"):
         assert many.serve(tmp_path / "out", resume=True).record["rounds"] == many.rounds
-    assert "has no state of round 2 or before; it begins anew" in caplog.text
+    assert "has no state of round 2 or before; it begins again as a new silo" in caplog.text
 
 
 def test_sites_that_the_engine_knows_by_other_names_take_part(

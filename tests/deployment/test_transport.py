@@ -189,7 +189,7 @@ def test_where_the_proxy_is_the_only_way_it_is_gone(here: Path, monkeypatch: pyt
         with pytest.raises(RunFailed, match=f"'403 Forbidden': have it let {NOWHERE}:8102 pass, or, if"):
             server_connection.reach_by_grpc(here / "far/north")
     monkeypatch.setenv("https_proxy", f"http://{NOWHERE}:1")
-    assert f"the name {NOWHERE} of the proxy {NOWHERE}:1 (https_proxy) means nothing" in doctor()["server's name"]
+    assert f"the name {NOWHERE} of the proxy {NOWHERE}:1 (https_proxy) does not resolve" in doctor()["server's name"]
 
 
 def test_a_proxy_that_opens_tls_is_told_from_the_server(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -464,7 +464,7 @@ def test_all_text_is_escaped(run):
 def test_only_a_dossier_is_overwritten(run, tmp_path):
     folder = run("fedsgd")
     before = (folder / "result.json").read_bytes()
-    with pytest.raises(ParameterError, match="is there already: expected the JSON of a dossier"):
+    with pytest.raises(ParameterError, match="exists already: expected the JSON of a dossier"):
         write_dossier(folder, folder / "result.html")
     assert (folder / "result.json").read_bytes() == before
     assert not (folder / "result.html").exists()

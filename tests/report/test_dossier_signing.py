@@ -78,7 +78,9 @@ def test_a_changed_file_is_found(dossier, keys, roster, suffix):
         told = json.loads(changed)
         changed = json.dumps({**told, "digest": digest(told)}, indent=1, ensure_ascii=False) + "\n"
     file.write_text(changed)
-    assert page.check(dossier, roster).fault == "it is not what north signed: a file was changed since"
+    assert (
+        page.check(dossier, roster).fault == "it differs from the dossier that north signed: a file was changed since"
+    )
     with pytest.raises(ParameterError, match=r"is not the page of|signatures of another dossier"):
         page.sign(dossier, keys["south"])
 

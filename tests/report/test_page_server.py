@@ -32,7 +32,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def server(run):
-    made = PageServer(listening(0), TOKEN, run.path, Said(here=True))
+    made = PageServer(listening(0), TOKEN, run.path, Said(has_command=True))
     with made.serving():
         yield made
 
@@ -178,11 +178,11 @@ def test_news_come_as_they_are_written_and_a_browser_that_comes_back_goes_on(ser
 
 
 def test_the_last_news_are_told_before_the_end(run):
-    server = PageServer(listening(0), TOKEN, run.path, Said(here=True))
+    server = PageServer(listening(0), TOKEN, run.path, Said(has_command=True))
     with server.serving():
         stream = Stream(address_of(server.socket, TOKEN))
         stream.until("state")
-        server.said = Said(failed="the disk is full", here=True)
+        server.said = Said(failed="the disk is full", has_command=True)
     told = stream.until("bye")
     assert [kind for kind, *_ in told] == ["state", "bye"]
     assert (told[0][1]["state"], told[0][1]["sentence"]) == ("failed", "the disk is full")
@@ -318,7 +318,7 @@ def test_a_run_goes_on_without_its_page(run, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", nothing)
     with page_beside(run.path, 0, told.append) as note:
         note("still here")
-    assert "the run goes on without" in told[1]
+    assert "the run continues without it" in told[1]
 
 
 def page():

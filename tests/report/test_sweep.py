@@ -67,7 +67,9 @@ def test_differences_are_paired_and_have_students_interval(make_run: Any) -> Non
     assert shown["bad"] == "+0.200 [+0.175, +0.225]"
     (_, near) = found.sentences()
     assert near == "These seeds do not separate it from: same."
-    assert "these seeds: twin." in sweep(make_run, {"one": GOOD, "twin": GOOD}).sentences()[-1], "not even by a digit"
+    assert "separate it from: twin." in sweep(make_run, {"one": GOOD, "twin": GOOD}).sentences()[-1], (
+        "not even by a digit"
+    )
 
 
 def test_the_score_is_that_of_the_round_that_a_run_returned_to(make_run: Any) -> None:

@@ -335,7 +335,7 @@ def read(path: Path, target: str | None = None) -> tuple[Schema, list[str]]:
             f"there is no schema {path}; propose one by: moretta schema init FILE --out {path.stem}.toml"
         ) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise ParameterError(f"{path}: expected {form}: {str(error).splitlines()[0]:.120}") from None
+        raise ParameterError(f"{path}: this is not {form}: {str(error).splitlines()[0]:.120}") from None
     if form == "TOML":
         return of(tables, str(path)), []
     columns, unkept = table_schema.read(text, str(path), target)

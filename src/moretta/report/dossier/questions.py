@@ -80,7 +80,7 @@ def read_answers(path: Path) -> Mapping[str, Sequence[str]]:
     except OSError as error:
         raise ParameterError(f"{path}: it cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
-        raise ParameterError(f"{path}: expected TOML: {str(error).splitlines()[0]:.120}") from None
+        raise ParameterError(f"{path}: this is not TOML: {str(error).splitlines()[0]:.120}") from None
     known = [question.key for question in QUESTIONS]
     for key in tables:
         if key not in known:
