@@ -285,7 +285,7 @@ def test_the_silo_is_written_down_for_job_processes(own: kits.Kits, tmp_path: Pa
     assert json.loads((kit / "local" / "moretta.json").read_text()) == {"silo": str(tmp_path.resolve() / "silo")}
     assert provisioning.patch(kit, tmp_path / "silo") == []
     assert len(provisioning.patch(kit, tmp_path / "other")) == 1
-    with pytest.raises(ParameterError, match="has no silo"):
+    with pytest.raises(ParameterError, match="takes no silo"):
         provisioning.patch(own.server, tmp_path / "silo")
 
 

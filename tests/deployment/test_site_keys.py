@@ -241,8 +241,8 @@ def test_a_plain_request_is_read(key: rsa.RSAPrivateKey) -> None:
         (Forged(made=None), "asks for more than a name"),
         (Forged(made=b"today"), "does not say when"),
         (Forged(made=b"moretta-request-1 2026-13-45T00:00:00Z"), "does not say when"),
-        (Forged(made=b"moretta-request-1 2020-01-01T00:00:00Z"), "counts for 14 days"),
-        (Forged(made=b"moretta-request-1 2999-01-01T00:00:00Z"), "set the clock"),
+        (Forged(made=b"moretta-request-1 2020-01-01T00:00:00Z"), "is valid for 14 days"),
+        (Forged(made=b"moretta-request-1 2999-01-01T00:00:00Z"), "set the wrong clock"),
         (Forged(algorithm=hashes.SHA512), "not signed by its own key"),
     ],
 )
@@ -348,7 +348,7 @@ def test_nothing_is_issued_that_was_not_compared(here: Path) -> None:
 
 def test_a_request_that_waited_too_long(here: Path) -> None:
     request = ask(now=NOW - timedelta(days=15))
-    with refused("counts for 14 days", here / "kits"):
+    with refused("is valid for 14 days", here / "kits"):
         sign(request)
     sign(ask("south", now=NOW - timedelta(days=13)))
 
