@@ -202,7 +202,7 @@ class Segmentation:
         check_memory(MASK_PIXEL * int(file.Rows) * int(file.Columns), f"{where} takes")
         made = np.zeros((int(file.Rows), int(file.Columns)), np.int64)
         for number, segment in zip(chosen, segments, strict=True):
-            with refused(where, "has an invalid description of where its frames lie; export it again"):
+            with refused(where, "does not describe where its frames lie; export it again"):
                 _check_place(self._frames[number], image, where)
                 wrong = undecoded(file)
             with refused(where, wrong):
