@@ -226,7 +226,7 @@ def test_a_port_in_use_is_found(here: Path) -> None:
         ('"north"', '"none"\nidentity = "keys/south"\nroster = "roster.toml"', "identity", "it lacks none"),
         ('"north"', '"north"\nout = "rows.npz"', "out", "rows.npz cannot be written to"),
         ('"north"', '"north"\nedge = true', "edge", "pip install 'moretta[edge]'"),
-        ("[data]", '[limits]\ndevice = "cuda:99"\n[data]', "device", "PyTorch finds no cuda:99 here"),
+        ("[data]", '[limits]\ndevice = "cuda:99"\n[data]', "device", "PyTorch finds no cuda:99;"),
     ],
 )
 def test_what_is_wrong_with_a_site(
@@ -278,7 +278,7 @@ def test_memory_and_disk_are_compared_with_the_model(here: Path, monkeypatch: py
     monkeypatch.setattr(checks, "free_memory", lambda: 100)
     monkeypatch.setattr(checks, "LEAST_DISK", 2**80)
     sentences = failed("--run", "run.toml")
-    assert "this model takes" in sentences["memory"]
+    assert "this model needs" in sentences["memory"]
     assert "make room" in sentences["disk"]
 
 
