@@ -579,12 +579,15 @@ def test_a_graph_of_another_model_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     assert "bad input: these bytes are no ONNX file" in result.record["dropped"][0]["reason"]
 
 
-def test_a_resumed_run_comes_to_the_same_bytes(tmp_path: Path) -> None:
-    protocol = {"dp_noise": 0.5, "dp_clip": 1.0}  # so that its secrets matter too
+@pytest.mark.parametrize("steps", [{}, {"local_epochs": 1, "optimizer": "adam", "learning_rate": 0.02}])
+def test_a_resumed_run_comes_to_the_same_bytes(tmp_path: Path, steps: dict[str, Any]) -> None:
+    protocol = {"dp_noise": 0.5, "dp_clip": 1.0, **steps}  # so that its secrets matter too
     whole = federation(out=tmp_path / "whole", protocol=protocol).train(3)
     federation(out=tmp_path / "cut", protocol=protocol).train(1)
     again = federation(out=tmp_path / "cut", protocol=protocol).train(3, resume=True)
     assert again.record["sessions"] == 2
+    assert again.record["facts"]["unit"] == ("silo" if steps else "row")
+    assert again.record["facts"]["releases"] == 3.0
     bytes_of = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "cut")]
     assert bytes_of[0] == bytes_of[1]
     assert np.array_equal(weights(again), weights(whole))

@@ -15,14 +15,16 @@ from numpy.typing import NDArray
 
 from moretta import SecureAggregation, Silo
 from moretta.contract.messages import Stamp
-from moretta.errors import ParameterError, PeerError
+from moretta.errors import ParameterError, PeerError, RangeError, UnreadableRow
 from moretta.protocols.baffle.silo.client import noised_mean
 from moretta.protocols.baffle.silo.messages import Estimate
+from moretta.protocols.baffle.silo.recipe import LocalSteps
 from moretta.protocols.common.accountant import epsilon
 from moretta.protocols.common.lattice import Privacy
-from moretta.protocols.common.noise import SiloNoise
+from moretta.protocols.common.noise import SiloNoise, Sums
 from moretta.run.result import Result
 from moretta.secure_aggregation.keystream import SecretRoot
+from moretta.secure_aggregation.sums import Query
 
 CLIP = 0.5
 PURPOSE = ("run", 1, b"hash", b"seed")
@@ -273,6 +275,51 @@ def test_noise_in_proportion_leaves_a_model_that_learns() -> None:
     )
     assert result.test["accuracy"] > 0.25 + 5 * np.sqrt(0.25 * 0.75 / 300) + 0.1
     assert set(weights(result)) == set(network().state_dict())
+
+
+@pytest.mark.parametrize("settings", [{}, {"local_epochs": 1}])
+def test_a_silo_that_cannot_read_its_rows_is_named(settings: dict[str, Any]) -> None:
+    """What is wrong at a silo and is no value of its rows is not hidden by a noised upload."""
+
+    def broken(*_: Any) -> Any:
+        raise UnreadableRow("an image has changed")
+
+    def wrap(players: Any) -> None:
+        client_of(players, "silo-1")._work = broken  # type: ignore[assignment]
+
+    with casting(wrap):
+        result = train(1, "none", **settings)
+    assert [(drop["silo"], "an image has changed" in drop["reason"]) for drop in result.record["dropped"]]
+
+
+def test_moments_that_overflow_are_those_of_the_rounds_start() -> None:
+    steps, at = LocalSteps(adam=True), np.zeros(2, np.float32)
+    steps.begin(1)
+    steps.step(at, np.array([1.0, 2.0]), 0.1)
+    steps.begin(2)
+    before = steps.state()
+    with np.errstate(over="ignore"):
+        steps.step(at, np.array([1e25, 0.0]), 0.1)
+    assert not steps.finite
+    steps.begin(2)
+    assert steps.finite
+    assert steps.state() == before
+
+
+def test_an_update_that_is_refused_for_its_range_is_counted() -> None:
+    """The refusal is seen, and tells something of the noised values."""
+
+    class Refuses:
+        members = ("north", "south")
+
+        def upload(self, *_: Any, **__: Any) -> Any:
+            raise RangeError("a value is out of range")
+
+    noise = SiloNoise(Privacy(0.0, CLIP, 1e-5, 1, "silo"), 40, 10, SecretRoot.insecure(0, "silo"), b"")
+    asked = Query(b"digest", own=b"cohort")
+    with pytest.raises(RangeError):
+        noise.upload_update(Stamp("run", 1, 0), {"difference": np.ones(3)}, {}, Sums(Refuses(), asked), b"rows")  # type: ignore[arg-type]
+    assert noise.releases.counted.count == 1
 
 
 @pytest.mark.parametrize("settings", [{}, {"local_epochs": 2}])

@@ -217,6 +217,7 @@ has_roster = Condition(
 )
 has_no_roster = Condition("no roster of identities is set", lambda run: not has_roster(run))
 is_noised = Condition("noise is added (`dp-noise`)", _is_noised)
+is_without_noise = Condition("no noise is added", lambda record: not _is_noised(record))
 is_standardised = Condition(
     "inputs are standardised (the default of tables)", lambda run: setting(run, "data", "standardise") is not False
 )

@@ -37,7 +37,7 @@ class Sums:
 
     @classmethod
     def of(cls, contributor: Contributor, asked: Query) -> Self:
-        """Return the same, with the cohort in what the silo keeps of the query.
+        """Return the same, with the cohort in what the silo keeps of the query; check it against this.
 
         How large noise is follows from the cohort. So in another one the silo refuses the sum of a take that it has
         helped to open: that would be the same lot's under other noise.
@@ -118,25 +118,37 @@ class SiloNoise:
             )
         self.releases.uploaded(now, *of)
 
+    def upload_update(
+        self, now: Stamp, update: Tensors, encoding: Mapping[str, int], sums: Sums, *of: int | str | bytes
+    ) -> Message:
+        """Return the upload of a silo's whole update: clipped, with its share of the noise. Arguments as `of_update`.
+
+        Raises as `uploading`, `noised` and `upload`.
+        """
+        with self.releases.sent():
+            return self.upload(now, self.of_update(now, update, encoding, *of, sums=sums), encoding, sums)
+
     def of_update(
         self,
-        update: Mapping[str, NDArray[np.float64]],
-        encoding: Mapping[str, int],
         now: Stamp,
+        update: Tensors,
+        encoding: Mapping[str, int],
         *of: int | str | bytes,
         sums: Sums | None = None,
     ) -> dict[str, NDArray[np.float64]]:
-        """Return a silo's whole update as it is uploaded: clipped to C over all tensors, with its share of the noise.
+        """Return a whole update, clipped to C over all its tensors, with the silo's share of the noise.
 
         Entries that are not finite count as 0. of: what the update follows from. The noise is bound to the update too:
         a silo may step otherwise when a take is asked again, as on a GPU, and two uploads under one noise would show
-        the difference. Raises as `noised` and `uploading`.
+        the difference. Raises as `uploading` and `noised`.
         """
-        exact = {name: np.nan_to_num(np.asarray(value, "f8"), nan=0.0, posinf=0.0, neginf=0.0)
-                 for name, value in update.items()}  # fmt: skip
+        clipped = {name: np.array(value, np.float64) for name, value in update.items()}
         with np.errstate(over="ignore"):  # an infinite norm leaves nothing of the update
-            norm = math.sqrt(sum(float(np.square(value).sum()) for value in exact.values()))
-        clipped = {name: value / max(1.0, norm / self.privacy.clip) for name, value in exact.items()}
+            for value in clipped.values():
+                np.nan_to_num(value, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+            norm = math.sqrt(sum(float(np.vdot(value, value)) for value in clipped.values()))
+        for value in clipped.values():
+            value /= max(1.0, norm / self.privacy.clip)
         purpose = self.purpose(now, *of, digest_of(clipped))
         self.uploading(now, purpose[-1])
         return self.noised(clipped, encoding, *purpose, sums=sums)

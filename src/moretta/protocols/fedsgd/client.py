@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -113,6 +112,8 @@ class Client:
         drawn, epochs = self.rows.batches, self.params.local_epochs if isinstance(self.params, Epochs) else 0
         whole = self._private is None and (drawn.whole or epochs > 0)  # each take has noise of its own, and is counted
         about, at = query_of(ask, *self.rows.agreed, whole=whole), self.at(ask)
+        if self._private is not None:
+            about = Sums.of(self._contributor, about).asked
         self._contributor.check(ask.stamp, about)
         if self._fit is not None:
             upload, rows = self._by_own_loop(self._fit, ask)
@@ -124,11 +125,11 @@ class Client:
                 batches = [drawn.of_round(*ask.stamp.drawn)]
                 rows = len(batches[0])
             upload = yield LocalWork(self, ask, batches)
-        with self.phase("aggregation"), nullcontext() if self._private is None else self._private.noise.releases.sent():
-            if isinstance(self._private, PrivateUpdate):
-                sums = Sums.of(self._contributor, about)
-                upload = self._private.upload(upload, at, ask.stamp, ask.encoding, sums)
-                return self._private.noise.upload(ask.stamp, upload, ask.encoding, sums)
+        with self.phase("aggregation"):
+            if self._private is not None:
+                update = {name: value for name, value in upload.items() if name.startswith("gradient/")}
+                sums, follows = Sums(self._contributor, about), (self.rows.of.digest, digest_of(at))
+                return self._private.noise.upload_update(ask.stamp, update, ask.encoding, sums, *follows)
             return self._contributor.upload(ask.stamp, upload, rows, ask.encoding, asked=about)
 
     def _by_own_loop(self, fit: Function, ask: TrainOn) -> tuple[Upload, int]:

@@ -34,6 +34,7 @@ units in the last place with the other rows that go through the model beside it.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -131,19 +132,11 @@ class PrivateGradient:
             ) from error
 
 
+@dataclass(frozen=True)
 class PrivateUpdate:
-    """Clips a silo's whole update and adds its share of the noise: the silo is hidden, and with it all of its rows."""
+    """Noise on a silo's whole update: the silo is hidden, and with it all of its rows. noise: clips it and is added."""
 
-    def __init__(self, noise: SiloNoise, rows: SiloRows) -> None:
-        self.noise, self._rows = noise, rows
-
-    def upload(
-        self, update: Tensors, parameters: Tensors, now: Stamp, encoding: Mapping[str, int], sums: Sums | None = None
-    ) -> dict[str, Array]:
-        """Return the update's ``gradient/<name>`` as it is uploaded, float64; its loss and buffers stay here."""
-        gradients = {name: value for name, value in update.items() if name.startswith("gradient/")}
-        about = self._rows.of.digest, digest_of(parameters)
-        return dict(self.noise.of_update(gradients, encoding, now, *about, sums=sums))
+    noise: SiloNoise
 
     def check(self, model: nn.Module) -> None:
         """Raise `moretta.errors.ParameterError` where a model has more to average than its parameters."""

@@ -42,7 +42,7 @@ def _build(protocol: Training, setting: Setting, scheme: str, batch_size: int, *
             bound = hashlib.sha256(setup.bound + setting.spec.model_source.encode()).digest()
             whole = accountant.privacy.unit == "silo"
             noise = SiloNoise(accountant.privacy, own.batches.rows, batch_size, setting.root(name), bound, setup.groups)
-            private[name] = PrivateUpdate(noise, own) if whole else PrivateGradient(noise, own, loss)
+            private[name] = PrivateUpdate(noise) if whole else PrivateGradient(noise, own, loss)
     server = Server(protocol, setting, agreed, accountant)
     model, rounds = setting.silo_model().train(), setting.spec.run.rounds
     stacked, fits = Stacked(model, loss), loops(protocol, setting.silos, rounds)

@@ -41,7 +41,8 @@ SCHEMA = (*schema_of(MESSAGES), *OF_PROCESS)
 # Arrays as long as the parameters that an estimate holds beside the perturbed ones: the server's, their signs, and a
 # direction. Gaussian ones come from a table by 64-bit numbers. A silo that adds up its own estimate also holds sums,
 # and for Adam two moments, those of the round's start, and copies of all for its checkpoint and on their way there.
-BESIDE, BESIDE_GAUSSIAN, BESIDE_SUMS, BESIDE_ADAM = 6, 10, 14, 36
+# Noise on a whole difference takes 44 bytes an entry at its peak, 16 more for what may be removed, beside the sums.
+BESIDE, BESIDE_GAUSSIAN, BESIDE_SUMS, BESIDE_NOISE, BESIDE_ADAM = 6, 10, 14, 20, 36
 # Bytes of an estimate for each row in each direction, and for each direction. At its peak it holds four arrays of
 # losses and their differences, float64[K, rows], and before they are joined one object for each direction.
 ROW, DIRECTION = 4 * 8, 256
@@ -152,7 +153,8 @@ class EdgeSilo:
         beside = BESIDE_GAUSSIAN if recipe.direction == "gaussian" else BESIDE
         sums = recipe.local_epochs or recipe.own_directions or recipe.clip_entry or recipe.blocks
         beside = max(beside, BESIDE_SUMS if sums else 0)
-        beside = BESIDE_ADAM if recipe.local_epochs and recipe.adam else beside
+        if recipe.local_epochs:
+            beside = BESIDE_ADAM if recipe.adam else BESIDE_NOISE if self._settings.setup.privacy else beside
         itemsize = np.dtype(layout.dtype).itemsize
         rows, setup = len(inputs), self._settings.setup
         if setup.privacy is not None and not recipe.local_epochs:  # of a lot, which is drawn

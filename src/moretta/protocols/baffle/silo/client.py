@@ -79,6 +79,10 @@ BUFFER = "buffer/"  # of BatchNorm's statistics in an upload
 Estimated = NDArray[np.float64]
 
 
+class NotFinite(RowsError):
+    """Losses, parameters or moments of a silo are NaN or infinite."""
+
+
 class Client:
     """Answers `Estimate` with the loss differences of its batch, or its estimate, or at the epoch level its steps' sum.
 
@@ -216,8 +220,13 @@ class Client:
         return {f"{BUFFER}{name}": value for name, value in statistics.items()}
 
     def _asked(self, ask: Estimate, *, whole: bool) -> Query:
-        """Return what an upload answers: the ask, what the set-up agreed on, and the seed of the directions."""
+        """Return what an upload answers: the ask, what the set-up agreed on, and the seed of the directions.
+
+        whole: the same rows in each take. Under noise never: each take has noise of its own, and is counted.
+        """
         about = query_of(ask, *self._rows.agreed, self._seed.seed, whole=whole)
+        if self._private is not None:
+            about = Sums.of(self._contributor, about).asked
         self._contributor.check(ask.stamp, about)
         return about
 
@@ -232,7 +241,7 @@ class Client:
         weights = self._recipe.loss.weights(work.targets)
         whole = means if estimate is None else np.concatenate([means, estimate])
         if not np.isfinite(whole).all() or not np.isfinite(loss):
-            raise RowsError(
+            raise NotFinite(
                 f"the losses of silo `{self._name}` are NaN or infinite in some of {len(whole)} directions; look at "
                 "its rows, or lower learning-rate or sigma"
             )
@@ -264,10 +273,7 @@ class Client:
         self, ask: Estimate, private: SiloNoise, forward: Forward, purpose: tuple[int | str | bytes, ...]
     ) -> Message:
         """Upload the noised scalars alone: no loss, no number of rows."""
-        # Another cohort has another seed, and so other directions: a draw is for one upload.
-        # each take has noise of its own, and is counted
-        sums = Sums.of(self._contributor, query_of(ask, *self._rows.agreed, self._seed.seed))
-        self._contributor.check(ask.stamp, sums.asked)
+        sums = Sums(self._contributor, self._asked(ask, whole=False))
         drawn = private.purpose(ask.stamp, *self._follows_from(ask, self._seed.seed))
         private.uploading(ask.stamp, drawn[-1])
         index, sizes = private.lot_of(*drawn)
@@ -291,22 +297,21 @@ class Client:
 
     def _upload_epochs(self, ask: Estimate, forward: Forward, purpose: tuple[int | str | bytes, ...]) -> Message:
         """Take steps along one's own estimates, and upload the difference: with the mean loss, or with noise alone."""
-        private = self._private
-        about = self._asked(ask, whole=private is None)  # each take has noise of its own, and is counted
-        if private is None:
-            difference, loss = self._own_steps(ask, forward, purpose)
-            upload = {"difference": difference, "loss": np.asarray(loss)}
-            with self.phase("aggregation"):
-                rows = self._rows.batches.rows
-                return self._contributor.upload(ask.stamp, upload, rows, ask.encoding, asked=about)
+        about = self._asked(ask, whole=self._private is None)
         try:
-            difference, _ = self._own_steps(ask, forward, purpose)
-        except RowsError:  # so that nobody learns that its rows make the model overflow
-            difference = np.zeros(forward.layout.size)
-        sums, follows = Sums.of(self._contributor, about), self._follows_from(ask, self._seed.seed)
-        with self.phase("aggregation"), private.releases.sent():
-            noised = private.of_update({"difference": difference}, ask.encoding, ask.stamp, *follows, sums=sums)
-            return private.upload(ask.stamp, noised, ask.encoding, sums)
+            difference, loss = self._own_steps(ask, forward, purpose)
+        except NotFinite:
+            self._steps.begin(ask.stamp.round)  # the moments at the round's start
+            if self._private is None:
+                raise
+            difference, loss = np.zeros(forward.layout.size), 0.0  # nobody learns that its rows overflow the model
+        upload = {"difference": difference}
+        with self.phase("aggregation"):
+            if self._private is not None:
+                sums, follows = Sums(self._contributor, about), self._follows_from(ask, self._seed.seed)
+                return self._private.upload_update(ask.stamp, upload, ask.encoding, sums, *follows)
+            upload["loss"] = np.asarray(loss)
+            return self._contributor.upload(ask.stamp, upload, self._rows.batches.rows, ask.encoding, asked=about)
 
     def _own_steps(
         self, ask: Estimate, forward: Forward, purpose: tuple[int | str | bytes, ...]
@@ -331,8 +336,8 @@ class Client:
             steps += 1
             if steps < len(indices):  # the last of them is what is uploaded
                 self._half_done.keep(partial(self._halfway, at, total, counted, steps))
-        if not np.isfinite(at).all():
-            raise RowsError(
+        if not np.isfinite(at).all() or not self._steps.finite:
+            raise NotFinite(
                 f"the parameters of silo `{self._name}` are no longer finite after its own steps; lower learning-rate "
                 f"or give clip-norm, or begin {LARGE_TARGETS}"
             )

@@ -71,6 +71,11 @@ class LocalSteps:
         square += (1 - two) * (np.square(gradient) - square)
         return np.asarray(mean / (1 - beta**self._done) / (np.sqrt(square / (1 - two**self._done)) + EPS))
 
+    @property
+    def finite(self) -> bool:
+        """Whether all moments are; one that is infinite would stop its parameter in all rounds that follow."""
+        return bool(np.isfinite(self._now).all())
+
     def state(self) -> State:
         """Return the moments and counts of Adam, bytes alone, as an edge client's state has them; else nothing."""
         if not self._adam:
