@@ -12,7 +12,10 @@ from PIL import Image
 from test_cli import call
 from test_dicom import dicom
 
+from moretta.contract import memory
+from moretta.data.images import scans
 from moretta.data.images.folder import read_labelled
+from moretta.data.images.masks import Segmentation
 from moretta.data.images.pixels import ImageForm
 from moretta.data.reading import ExpectedRows, Source, read
 from moretta.data.tables import schema
@@ -20,6 +23,7 @@ from moretta.errors import ParameterError
 
 pydicom = pytest.importorskip("pydicom")
 from pydicom.dataset import Dataset, FileMetaDataset  # noqa: E402
+from pydicom.encaps import encapsulate  # noqa: E402
 from pydicom.pixels.utils import pack_bits  # noqa: E402
 from pydicom.uid import UID, ExplicitVRLittleEndian  # noqa: E402
 
@@ -30,6 +34,12 @@ BOTTOM = np.array([[0, 0, 0], [0, 0, 0], [1, 1, 1]])
 NUMBERS = LEFT + 2 * RIGHT
 Frame = tuple[int | None, str | None, np.ndarray]  # segment, image, pixels
 PAIR: list[Frame] = [(1, A, LEFT), (2, A, RIGHT)]
+MAP: list[Frame] = [(None, A, NUMBERS)]
+SEQUENCES = {
+    "ImagePositionPatient": "PlanePositionSequence",
+    "ImageOrientationPatient": "PlaneOrientationSequence",
+    "PixelSpacing": "PixelMeasuresSequence",
+}
 
 
 def described(**tags: Any) -> Dataset:
@@ -46,7 +56,7 @@ def frame_of(segment: int | None, image: str | None, **place: Any) -> Dataset:
     return described(
         SegmentIdentificationSequence=segment and [described(ReferencedSegmentNumber=segment)],
         DerivationImageSequence=source and [described(SourceImageSequence=source)],
-        PlanePositionSequence=[described(**place)] if place else None,
+        **{SEQUENCES[name]: [described(**{name: value})] for name, value in place.items()},
     )
 
 
@@ -75,6 +85,25 @@ def segmentation(frames: list[Frame] = PAIR, kind: str = "BINARY", bits: int = 1
         file["PixelData"].VR = "OW" if bits > 8 else "OB"
     stream = io.BytesIO()
     pydicom.dcmwrite(stream, file, enforce_file_format=True)
+    return stream.getvalue()
+
+
+def resaved(content: bytes, syntax: str, frame: bytes | None = None) -> bytes:
+    """Return a file in another transfer syntax. frame: its only frame, where that is compressed already."""
+    file, uid = pydicom.dcmread(io.BytesIO(content)), getattr(pydicom.uid, syntax)
+    if syntax == "RLELossless":
+        file.compress(uid)
+    file.file_meta.TransferSyntaxUID = uid
+    if frame is not None:
+        file.PixelData = encapsulate([frame])
+    stream = io.BytesIO()
+    pydicom.dcmwrite(stream, file, enforce_file_format=True)
+    return stream.getvalue()
+
+
+def compressed(kind: str, **options: Any) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(NUMBERS.astype(np.uint8)).save(stream, kind, **options)
     return stream.getvalue()
 
 
@@ -147,14 +176,49 @@ def test_what_all_frames_share_is_said_once(tmp_path: Path) -> None:
     np.testing.assert_array_equal(mask(tmp_path, content), 2 * LEFT)
 
 
-POSITION = {"ImagePositionPatient": [0.0, 0.0, 5.0]}
+@pytest.mark.parametrize(
+    ("name", "value", "near", "far"),
+    [
+        ("ImagePositionPatient", [0.0, 0.0, 5.0], [0.0, 0.0, 5.004], [0.0, 0.0, 5.02]),
+        ("ImageOrientationPatient", [1.0, 0.0, 0, 0, 1, 0], [1.0, 2e-5, 0, -2e-5, 1, 0], [1.0, 0.005, 0, -0.005, 1, 0]),
+        ("PixelSpacing", [0.703125, 0.703125], [0.7031, 0.7031], [0.703125, 0.709]),
+        ("PixelSpacing", [0.07, 0.07], [0.070001, 0.07], [0.07005, 0.07]),
+    ],
+)
+def test_a_frame_lies_where_its_image_lies(tmp_path: Path, name: str, value: Any, near: Any, far: Any) -> None:
+    content = segmentation(place={name: value})
+    np.testing.assert_array_equal(mask(tmp_path, content, image(**{name: near})), NUMBERS)
+    with pytest.raises(ParameterError, match=rf"row 1: the mask lies elsewhere than its image \({name}\)"):
+        mask(tmp_path, content, image(**{name: far}))
 
 
-def test_a_frame_lies_where_its_image_lies(tmp_path: Path) -> None:
-    content = segmentation(place=POSITION)
-    np.testing.assert_array_equal(mask(tmp_path, content, image(ImagePositionPatient=[0, 0, 5.004])), NUMBERS)
-    with pytest.raises(ParameterError, match=r"row 1: the mask lies elsewhere than its image \(ImagePositionPatient\)"):
-        mask(tmp_path, content, image(ImagePositionPatient=[0, 0, 6]))
+@pytest.mark.parametrize(
+    "content",
+    [
+        resaved(segmentation(), "DeflatedExplicitVRLittleEndian"),
+        resaved(segmentation(), "ImplicitVRLittleEndian"),
+        resaved(segmentation(MAP, "LABELMAP", 8), "DeflatedExplicitVRLittleEndian"),
+        resaved(segmentation([*MAP, (None, B, 3 * BOTTOM)], "LABELMAP", 8), "RLELossless"),
+        resaved(segmentation([*MAP, (None, B, 3 * BOTTOM)], "LABELMAP", 16), "RLELossless"),
+        resaved(segmentation(MAP, "LABELMAP", 8), "JPEG2000Lossless", compressed("JPEG2000", no_jp2=True)),
+        segmentation(MAP, "LABELMAP", 8, LossyImageCompression="00"),
+        segmentation(LossyImageCompression="01"),  # of the images on which its segments were drawn
+    ],
+)
+def test_files_whose_compression_loses_nothing_are_read(tmp_path: Path, content: bytes) -> None:
+    np.testing.assert_array_equal(mask(tmp_path, content), NUMBERS)
+
+
+def test_a_file_takes_no_more_memory_than_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = segmentation([(1, None, LEFT)])
+    read = Segmentation(plain, "row 1")
+    monkeypatch.setattr(memory, "CHECKED_BYTES", 0)
+    for module in (memory, scans):
+        monkeypatch.setattr(module, "free_memory", lambda: 200)  # 24 bytes for each of 9 pixels are 216
+    with pytest.raises(ParameterError, match=r"row 1 takes .* GiB of memory"):
+        read.pixels(None, "row 1")
+    with pytest.raises(ParameterError, match=r"row 1 takes .* GiB of memory"):
+        Segmentation(resaved(plain, "DeflatedExplicitVRLittleEndian"), "row 1")
 
 
 WIDE = np.zeros((3, 4), np.int64)
@@ -179,7 +243,23 @@ WIDE = np.zeros((3, 4), np.int64)
         (segmentation(NumberOfFrames=1 << 15), "has more than 89,478,485 pixels or 16,384 frames"),
         (segmentation(Rows=65535, Columns=65535), "has more than 89,478,485 pixels"),
         (segmentation(kind="SURFACE"), "has the segmentation type SURFACE"),
-        (segmentation(bits=8), r"has the segmentation type BINARY; expected BINARY \(1 bit\)"),
+        (segmentation(bits=8), "has the segmentation type BINARY, BitsAllocated 8 and SamplesPerPixel 1;"),
+        (segmentation(SamplesPerPixel=3), "has the segmentation type BINARY, BitsAllocated 1 and SamplesPerPixel 3;"),
+        *(
+            (
+                resaved(segmentation(MAP, "LABELMAP", 8), syntax, frame),
+                rf"has numbers that compression may have changed \(transfer syntax {syntax}\)",
+            )
+            for syntax, frame in (
+                ("JPEGBaseline8Bit", compressed("JPEG", quality=50)),
+                ("JPEGLSNearLossless", b"\0\0"),
+                ("JPEG2000", compressed("JPEG2000", no_jp2=True)),
+            )
+        ),
+        (
+            segmentation(MAP, "LABELMAP", 8, LossyImageCompression="01"),
+            r"has numbers that compression may have changed \(LossyImageCompression is 01\)",
+        ),
         (segmentation(PixelData=b"\1\2"), "has pixels that cannot be decoded"),
         (segmentation(PixelData=None), "has pixels that cannot be decoded"),
         (segmentation(Rows=None), "does not describe its frames as a DICOM segmentation should"),
@@ -207,10 +287,15 @@ def test_a_segment_that_is_no_class_is_refused(tmp_path: Path) -> None:
         masks(folder(tmp_path, ("a.dcm", image(), "s.dcm")), 0, 1)
 
 
-@pytest.mark.parametrize("shown", [png(), image(None), image(A)])
-def test_one_mask_for_two_images_needs_images_that_differ(tmp_path: Path, shown: bytes) -> None:
-    (tmp_path / "s.dcm").write_bytes(segmentation([(1, None, LEFT)]))
-    at = folder(tmp_path, ("a.dcm", shown, "s.dcm"), ("b.dcm", shown, "s.dcm"))
+@pytest.mark.parametrize(
+    ("refers", "first", "second"),
+    [(None, png(), png()), (None, image(None), image(None)), (None, image(A), image(B)), (A, image(A), image(A))],
+)
+def test_one_mask_for_two_images_needs_images_that_differ(
+    tmp_path: Path, refers: str | None, first: bytes, second: bytes
+) -> None:
+    (tmp_path / "s.dcm").write_bytes(segmentation([(1, refers, LEFT)]))
+    at = folder(tmp_path, ("a.dcm", first, "s.dcm"), ("b.dcm", second, "s.dcm"))
     with pytest.raises(ParameterError, match=r"row 2: the mask names the same file as labels\.csv row 1: the mask"):
         masks(at)
 

@@ -135,7 +135,7 @@ class _Images:
         in_memory: bytes above which they are lazy, None for `IN_MEMORY`. Raises ParameterError for a file that is not
         a readable image, and for images that differ where the form is open.
         """
-        count, shape = len(self._files), self.decoded(0, self.content(0)).shape
+        count, shape = len(self._files), self.decoded(0, _content(self._files[0], self._places[0])).shape
         rows: Array | None = None
         if count * math.prod(shape) * 4 <= (IN_MEMORY if in_memory is None else in_memory):
             rows = np.empty((count, *shape), np.float32)
@@ -163,28 +163,25 @@ class _Images:
             content, where = _content(file, places[numbers[0]]), places[numbers[0]]
             segments = Segmentation(content, where) if is_dicom(content) else None
             images = [
-                None if segments is None else identity_of(self.content(number), self._places[number])
+                segments and identity_of(_content(self._files[number], self._places[number]), self._places[number])
                 for number in numbers
             ]
-            instances = [None if image is None else str(image.get("SOPInstanceUID", "")) for image in images]
+            instances = [segments and segments.instance_of(image) for image in images]
             _check_different(instances, [places[number] for number in numbers])
             for number, image in zip(numbers, images, strict=True):
                 made[number] = read_mask(segments or content, places[number], self._form, self.sizes[number], image)
         return [made[number] for number in range(len(places))]
 
-    def content(self, number: int) -> bytes:
-        return _content(self._files[number], self._places[number])
-
     def first(self, number: int) -> Pixels:
         """Return a sample, read for the first time; call it once for each number in turn."""
-        content = self.content(number)
+        content = _content(self._files[number], self._places[number])
         self._digests.append(hashlib.sha256(content).digest())
         return self.decoded(number, content, self.sizes)
 
     def again(self, number: int) -> Pixels:
         """Return a sample of a file that must not have changed. Raises UnreadableRow where it has."""
         try:
-            content = self.content(number)
+            content = _content(self._files[number], self._places[number])
         except ParameterError as error:
             raise UnreadableRow(str(error)) from None
         if hashlib.sha256(content).digest() != self._digests[number]:

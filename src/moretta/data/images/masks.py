@@ -6,8 +6,10 @@
     LABELMAP   a frame is one image: the numbers of its segments
 
 A frame belongs to the image to which it refers (its SOP instance), and must lie where that lies. A file that refers to
-no image has the frames of one. A segment without a frame is empty there. Only `TAGS` are parsed, and of the image
-`PLACE`. A pixel of two segments is refused, and so are fractions: where a segment ends is not for a reader to decide.
+no image has the frames of one. A segment without a frame is empty there. A pixel of two segments is refused, and so are
+fractions: where a segment ends is not for a reader to decide.
+
+Only `TAGS` are parsed, and of the image `PLACE`. Sequences among them are parsed with all that they hold.
 """
 
 import io
@@ -36,16 +38,22 @@ TAGS = (
     "SOPClassUID", "SegmentationType", "SegmentSequence", "ReferencedSeriesSequence",
     "SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence",
     "SamplesPerPixel", "PhotometricInterpretation", "NumberOfFrames", "Rows", "Columns",
-    "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "PixelData",
+    "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "LossyImageCompression", "PixelData",
 )  # fmt: skip
 CLASSES = ("1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.66.7")  # segmentation, label map segmentation
 BITS = {"BINARY": (1,), "LABELMAP": (8, 16)}  # allocated for a pixel
+LOSSLESS = (
+    "ImplicitVRLittleEndian", "ExplicitVRLittleEndian", "DeflatedExplicitVRLittleEndian", "ExplicitVRBigEndian",
+    "RLELossless", "JPEGLossless", "JPEGLosslessSV1", "JPEGLSLossless", "JPEG2000Lossless", "HTJ2KLossless",
+    "HTJ2KLosslessRPCL",
+)  # fmt: skip  # transfer syntaxes, as pydicom names them
+# With the relative and the absolute difference that a frame may have: 0.01 mm at the first pixel. The other two grow
+# with the number of pixels: 1e-4 is 0.4 pixels after 4096.
 PLACE = {
-    "PlanePositionSequence": "ImagePositionPatient",
-    "PlaneOrientationSequence": "ImageOrientationPatient",
-    "PixelMeasuresSequence": "PixelSpacing",
+    "PlanePositionSequence": ("ImagePositionPatient", 0.0, 0.01),
+    "PlaneOrientationSequence": ("ImageOrientationPatient", 0.0, 1e-4),
+    "PixelMeasuresSequence": ("PixelSpacing", 1e-4, 0.0),
 }
-SAME_PLACE = 0.01  # mm, and of an axis its part
 MOST_FRAMES = 1 << 14
 MASKS = ("PNG", "TIFF")  # of which no number is changed to save it
 UNREAD_MASK = "PNG, TIFF, NIfTI or DICOM file; save the mask as one of these"
@@ -138,7 +146,7 @@ def identity_of(content: bytes, where: str) -> Any | None:
     if not is_dicom(content):
         return None
     with refused(where, "is not a readable DICOM file; export it again or remove it"):
-        tags = ["SOPInstanceUID", *PLACE.values()]
+        tags = ["SOPInstanceUID", *(name for name, *_ in PLACE.values())]
         return pydicom_reader().dcmread(io.BytesIO(content), specific_tags=tags, stop_before_pixels=True)
 
 
@@ -177,6 +185,14 @@ class Segmentation:
             if self._known and not all(self._images):
                 raise ParameterError(f"{where} has frames that refer to none of its images; export it again")
 
+    def instance_of(self, image: Any | None) -> str | None:
+        """Return the SOP instance by which an image's frames are chosen, None where all frames are those of one image.
+
+        Args:
+            image: The image's `identity_of`.
+        """
+        return str(image.get("SOPInstanceUID", "")) if image is not None and self._known else None
+
     def pixels(self, image: Any | None, where: str) -> NDArray[np.int64]:
         """Return the number of each pixel's segment in an image, int64[height, width].
 
@@ -189,12 +205,12 @@ class Segmentation:
                 that cannot be decoded.
         """
         pydicom, file = pydicom_reader(), self._file
-        instance = None if image is None else str(image.get("SOPInstanceUID", ""))
-        if image is not None and self._known and instance not in self._known:
+        instance = self.instance_of(image)
+        if instance is not None and instance not in self._known:
             raise ParameterError(f"{where} refers to other images; expected the SOP instance of its row's image")
-        chosen = [n for n, images in enumerate(self._images) if image is None or not images or instance in images]
+        chosen = [n for n, images in enumerate(self._images) if instance is None or instance in images]
         segments = [self._segments[n] for n in chosen]
-        if len(set(segments)) < len(segments) or (image is None and len(set(map(frozenset, self._images))) > 1):
+        if len(set(segments)) < len(segments) or (instance is None and len(set(map(frozenset, self._images))) > 1):
             raise ParameterError(
                 f"{where} has several frames that may be its image's; expected frames that refer to DICOM images, one "
                 "of each segment to an image"
@@ -221,8 +237,16 @@ def _fault(file: Any) -> str:
         return "is not a DICOM segmentation; save the mask as one, or as PNG, TIFF or NIfTI"
     if kind == "FRACTIONAL":
         return "has fractions of segments; export it as binary segments"
-    if kind not in BITS or int(file.BitsAllocated) not in BITS[kind] or file.get("SamplesPerPixel", 1) != 1:
-        return f"has the segmentation type {kind[:20] or 'none'}; expected BINARY (1 bit) or LABELMAP (8 or 16)"
+    bits, samples = int(file.BitsAllocated), int(file.get("SamplesPerPixel", 1))
+    if bits not in BITS.get(kind, ()) or samples != 1:
+        form = f"the segmentation type {kind[:20] or 'none'}, BitsAllocated {bits} and SamplesPerPixel {samples}"
+        return f"has {form}; export it as BINARY of 1 bit or LABELMAP of 8 or 16, with 1 sample a pixel"
+    syntax = file.file_meta.TransferSyntaxUID.keyword
+    # The flag of binary segments is that of the images on which they were drawn: they have 1 bit, and loss needs more.
+    flagged = kind == "LABELMAP" and file.get("LossyImageCompression") == "01"
+    if flagged or syntax not in LOSSLESS:
+        how = "LossyImageCompression is 01" if flagged else f"transfer syntax {syntax or 'unknown'}"
+        return f"has numbers that compression may have changed ({how}); export it uncompressed from the original"
     if not file.get("SegmentSequence"):
         return "has no segments; export it again with them"
     if int(file.Rows) * int(file.Columns) > MOST_PIXELS or count > MOST_FRAMES:
@@ -250,7 +274,7 @@ def _images(groups: tuple[Any, ...]) -> set[str]:
 
 def _check_place(groups: tuple[Any, ...], image: Any, where: str) -> None:
     """Raise ParameterError where a frame and its image say that they lie at different places, or differ in spacing."""
-    for sequence, name in PLACE.items() if image is not None else ():
+    for sequence, (name, part, most) in PLACE.items() if image is not None else ():
         frame, expected = _item(groups, sequence).get(name), image.get(name)
-        if frame and expected and not np.allclose(list(frame), list(expected), rtol=0, atol=SAME_PLACE):
+        if frame and expected and not np.allclose(list(frame), list(expected), rtol=part, atol=most):
             raise ParameterError(f"{where} lies elsewhere than its image ({name}); export it on the image's pixels")
