@@ -87,6 +87,12 @@ def of_data(folder: Path) -> None:
     (folder / "decided.toml").write_text(SCHEMA)
 
 
+def of_predictions(folder: Path) -> None:
+    of_data(folder)
+    (folder / "decided.toml").rename(folder / "schema.toml")
+    assert call("train", folder / "run.toml", "--out", folder / "runs" / "mine").code == 0
+
+
 SHORT_RUN = """
 [run]
 rounds = 1
@@ -164,4 +170,5 @@ BESIDE: Mapping[str, Callable[[Path], dict[str, Any] | None]] = {
     "docs/dossier.md": of_dossier,
     "docs/images.md": of_images,
     "docs/index.md": of_index,
+    "docs/predictions.md": of_predictions,
 }

@@ -34,6 +34,7 @@ from moretta.config import run_files
 SHORT = (
     "docs/alignment.md",
     "docs/models.md",
+    "docs/predictions.md",
     "docs/secure-aggregation.md",
     "docs/secure-sum.md",
     "docs/troubles.md",
