@@ -74,9 +74,13 @@ def test_the_examples_of_secure_aggregation_load(secure: str) -> None:
     }
 
 
+def pages_of(docs: Path) -> list[Path]:
+    """The pages, and those beside the folder."""
+    return [*docs.rglob("*.md"), *(docs.parent / name for name in ("CONTRIBUTING.md", "README.md", "SECURITY.md"))]
+
+
 def test_links_lead_somewhere(docs: Path) -> None:
-    beside = (docs.parent / name for name in ("CONTRIBUTING.md", "README.md", "SECURITY.md"))
-    for page in (*docs.rglob("*.md"), *beside):
+    for page in pages_of(docs):
         for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             assert link.startswith("https://") or (page.parent / link).exists(), f"{page.name}: {link}"
 
@@ -91,7 +95,7 @@ def test_links_lead_to_headings_and_entries_that_are_there(docs: Path) -> None:
             *re.findall('id="(.*?)"', text)
         }
 
-    for page in docs.rglob("*.md"):
+    for page in pages_of(docs):
         for link, place in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text()):
             there = page.parent / link if link else page
             assert place in places(there), f"{page.name}: {link}#{place}"
@@ -111,9 +115,6 @@ def test_the_security_page_is_one_page_and_each_statement_has_its_tests(docs: Pa
             files = sorted(found.rglob("test_*.py")) if found.is_dir() else [found]
             assert files, path
             assert all("def test_" in file.read_text() for file in files), path
-    for page, anchor in re.findall(r"\((docs/[\w-]+\.md)#([\w-]+)\)", text):
-        heads = re.findall(r"^#+ (.*)$", (docs.parent / page).read_text(), re.MULTILINE)
-        assert anchor in {re.sub(r"[^\w -]", "", head).strip().lower().replace(" ", "-") for head in heads}, page
 
 
 def test_the_plan_of_the_house_names_every_room_and_what_it_names_is_there(docs: Path) -> None:
