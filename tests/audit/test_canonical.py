@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from moretta.audit.attacks.pbpfl import canonical as form
+from moretta.audit.attacks.pbpfl import lemma_six
 from moretta.audit.attacks.pbpfl.canonical_form import likeness, step_of
 from moretta.models import catalogue
 from moretta.protocols.pbpfl.scales import ScalePlan
@@ -80,6 +81,21 @@ def test_a_step_is_followed_where_channels_have_signs(kind):
     noisy = [plan.perturb(tensors, key(plan, number)) for number, tensors in enumerate((before, after))]
     followed, shuffled = likeness(plan, step_of(plan, *noisy), step_of(plan, before, after))
     assert followed > 0.999 > 0.5 > shuffled
+
+
+def test_signs_count_in_tensors_that_follow_none():
+    torch.manual_seed(3)
+    model = Recurrent(nn.LSTM)
+    plan = ScalePlan.of(model, (torch.randn(2, 5, 3),))
+    true = {name: one.detach().double().numpy() for name, one in model.named_parameters()}
+    noisy = lemma_six._seen(plan, plan.perturb(true, key(plan, 0)))
+
+    def signs(**turned):
+        return lemma_six._distances(plan, noisy, lemma_six._seen(plan, {**true, **turned}))[0]
+
+    assert signs() == 0.0
+    assert signs(**{"first.weight": np.abs(true["first.weight"])}) > 0.0
+    assert signs(**{"layer.weight_hh_l0": np.abs(true["layer.weight_hh_l0"])}) == 0.0
 
 
 def test_another_network_has_another_form():

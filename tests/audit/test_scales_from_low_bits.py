@@ -8,8 +8,10 @@ import torch
 from recorded import attacked, recorded
 from torch import nn
 
+from moretta.audit.attacks.pbpfl import scales
 from moretta.audit.attacks.pbpfl.canonical import trunk
 from moretta.audit.attacks.pbpfl.scales import ATTACK, bits_of, candidates, guessed, half_widths, true_scales
+from moretta.errors import ParameterError
 from moretta.models import catalogue
 from moretta.protocols.common.modules import first_weights
 from moretta.protocols.pbpfl.perturbation import Perturbation
@@ -32,6 +34,17 @@ def hits(model: nn.Module, dtype: torch.dtype, *, old: bool, shape: tuple[int, .
         noisy = perturbation.perturb(first_weights(model).state_dict(), key, dtype)
     offered, true = candidates(true_scales(plan, key.scales))
     return int((guessed(plan, trunk(plan, noisy), offered) == true).sum()), plan.free
+
+
+class Recurrent(nn.Module):
+    """A layer whose hidden channels have signs, one with scales, and the head."""
+
+    def __init__(self, layer: nn.Module, between: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.between, self.head = layer, between, head
+
+    def forward(self, x):
+        return self.head(self.between(self.layer(x)[0].mean(1)).relu())
 
 
 def mlp(dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -80,6 +93,23 @@ def test_scales_of_filters_were_found_too() -> None:
     model = nn.Sequential(*layers, nn.Linear(12 * 16, 3))
     assert hits(model, torch.float32, old=True, shape=(2, 8, 8)) == (24, 24)
     assert hits(model, torch.float32, old=False, shape=(2, 8, 8))[0] <= LUCK
+
+
+def test_signs_take_no_turns(monkeypatch) -> None:
+    """Signs come first among the places, and more of them than are tried would leave no scale to be tried."""
+    torch.manual_seed(0)
+    model = Recurrent(nn.GRU(3, 16, batch_first=True), nn.Linear(16, 6), nn.Linear(6, 2))
+    monkeypatch.setattr(scales, "MOST_SCALES", 8)
+    assert hits(model, torch.float32, old=True, shape=(5, 3)) == (6, 16 + 6)
+
+
+def test_signs_alone_are_nothing_to_find() -> None:
+    plan = ScalePlan.of(
+        Recurrent(nn.LSTM(3, 4, 2, batch_first=True), nn.Identity(), nn.Linear(4, 2)), (torch.zeros(2, 5, 3),)
+    )
+    assert (plan.free, plan.positive) == (4, 0)
+    with pytest.raises(ParameterError, match="nothing below the head is scaled"):
+        true_scales(plan, plan.draw(ROOT.stream("signs")))
 
 
 def test_true_scales_are_those_of_the_places_in_the_noisy_model() -> None:

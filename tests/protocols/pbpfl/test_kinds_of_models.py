@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from moretta import PBPFL, Engine, Federation, FedSGD, Silo
 from moretta.errors import ParameterError
 from moretta.protocols.pbpfl.exactness import Input, check
-from moretta.protocols.pbpfl.scales import ScalePlan
+from moretta.protocols.pbpfl.scales import SIGNS, ScalePlan
 from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.settings import SecureAggregation
 
@@ -287,7 +287,10 @@ def assert_signed(model: nn.Module, count: int) -> None:
     words, model = torch.arange(24).reshape(4, 6) % 20, model.double()
     plan = ScalePlan.of(model, (words,))
     key = plan.draw(SecretRoot(bytes(32)).stream("key"))
-    assert (len(plan.signs), plan.forced) == (count, ())
+    assert len(plan.signs) == count
+    sizes = {name: np.abs(plan.multiplier(name, key)) for name in plan.parameters if name != plan.head.bias}
+    of_signs = dict.fromkeys((name for name, size in sizes.items() if (size == 1).all()), SIGNS)
+    assert {one.tensor: one.because for one in plan.forced} == of_signs
     assert {*key.scales[list(plan.signs)]} == {1.0, -1.0}
     assert (plan.draw_powers_of_two(SecretRoot(bytes(32)).stream("key")).scales[list(plan.signs)] == 1).all()
     true = {name: value.detach() for name, value in model.named_parameters()}

@@ -403,7 +403,9 @@ def test_what_is_forced_is_told_with_the_layer() -> None:
         "4.bias": "batch_norm in 5 (BatchNorm2d) needs scale 1",
         "6.weight": "it stands between tensors of scale 1",
     }
-    assert plan_of("recurrent").forced == ()
+    forced = {one.tensor: one.because for one in plan_of("recurrent").forced}
+    weights = [f"lstm.{part}_l0" for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+    assert forced == dict.fromkeys(weights, "it follows only signs, which hide no size")
 
 
 def test_a_tied_head_is_told() -> None:

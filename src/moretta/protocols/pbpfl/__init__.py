@@ -43,7 +43,7 @@ samples' true softmax: it is sent it, or in the paper's form solves sum_i p_i = 
 Then one sample gives r_i - r_j and, as r_a is public, all of r where m is below the number of outputs. The printed
 exchange hides a softmax of two classes from the server, and none of more (`ratios`). Of two silos, each knows its own
 half of every step, and only the perturbation keeps the other's gradient from it. The papers' claim of semantic security
-(Lemma 6) does not hold: rank and, outside recurrent layers, signs of W survive.
+(Lemma 6) does not hold: rank and, but for the sign of recurrent channels, signs of W survive.
 
 With ``scales = "powers-of-two"`` the mantissas of W below the head survive too, and with them each step there, relative
 to the weight it changes. The head's offset then needs no labels. Two consecutive rounds show the factor q_j by which

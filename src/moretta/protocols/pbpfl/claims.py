@@ -57,17 +57,19 @@ def _forced(record: Record) -> str:
     return "1 weight or bias tensor that has" if count == 1 else f"{count} weight and bias tensors that have"
 
 
+def _reordered(record: Record) -> str:
+    signs = " and with other signs" if fact(record, "free_signs") else ""
+    return "" if has_powers_of_two(record) else f", at most in another order{signs},"
+
+
 def _up_to_what(record: Record) -> str:
     if is_unscaled(record):
-        return "as they are" if has_powers_of_two(record) else "up to the order of their channels"
+        moved = "order and signs" if fact(record, "free_signs") else "order"
+        return "as they are" if has_powers_of_two(record) else f"up to the {moved} of their channels"
     return "up to powers of two" if has_powers_of_two(record) else f"up to {SYMMETRY}"
 
 
-reordered = Word(
-    "reordered",
-    ", at most in another order and with other signs,",
-    lambda run: "" if has_powers_of_two(run) else ", at most in another order and with other signs,",
-)
+reordered = Word("reordered", _reordered({"facts": {"free_signs": 1}}), _reordered)
 by_scales = Word("by_scales", "", _by_scales)
 forced = Word("forced", "tensors that have", _forced)
 up_to_what = Word("up_to_what", f"up to {SYMMETRY}", _up_to_what)

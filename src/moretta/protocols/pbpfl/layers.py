@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from moretta.protocols.pbpfl.graph import Call
-from moretta.protocols.pbpfl.rules import RULES, Known, Rule, contract, opaque
+from moretta.protocols.pbpfl.rules import GATES, RULES, Known, Rule, contract, opaque
 from moretta.protocols.pbpfl.solver import ANY, Ids, Solver, View, compress, constant
 
 
@@ -116,10 +116,6 @@ def einsum(solver: Solver, call: Call) -> Known:
         solver.pin(fresh.channel)
     solver.bind(view, laid(fresh, shared + columns, right), laid(inward, shared + summed, right))
     return laid(fresh, shared + columns, out).expand(call.result.shape)
-
-
-GATES = {"lstm": (0, 0, 1, 0), "gru": (0, 0, 1), "rnn_tanh": (1,), "rnn_relu": (1,)}
-"""Which gates carry the scale of a hidden channel; the others go through a sigmoid, which has scale 1."""
 
 
 def _gated(solver: Solver, kind: str, views: list[View | None], inward: Ids, hidden: int) -> Ids:

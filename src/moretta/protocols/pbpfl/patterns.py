@@ -112,6 +112,11 @@ class Pattern:
         rank = _counted(channel, np.lexsort((np.concatenate([axis.rank for axis in axes]), number, channel)))
         return cls((sum(sizes),), tuple(follows), (Shuffle(0, Positions.of(channel, rank)),))
 
+    def scales(self, free: int) -> set[int]:
+        """Return which of so many free scales it follows."""
+        places = np.unique(np.concatenate([_ONE, *map(np.ravel, self.follows)]))
+        return {*(places[(places >= 0) & (places < 2 * free)] % free).tolist()}
+
     def multiplier(self, factors: Factors) -> NDArray[np.float64]:
         """Return R, broadcastable to the tensor, float64."""
         if not self.follows:

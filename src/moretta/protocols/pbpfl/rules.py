@@ -364,9 +364,12 @@ _NOISE = [
     "empty_like", "full_like", "new_empty", "new_ones", "new_full", "new_tensor",
 ]  # fmt: skip
 
+GATES = {"lstm": (0, 0, 1, 0), "gru": (0, 0, 1), "rnn_tanh": (1,), "rnn_relu": (1,)}
+"""Which gates carry the scale of a hidden channel; the others go through a sigmoid, which has scale 1."""
+
 SIGNED = frozenset({
     *COPIES, *_MOVEMENT, "linear", "addmm", "matmul", "add", "sub", "mul", "mean", "sum", "neg", "dropout",
-    "lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
+    *GATES, *(f"{name}_cell" for name in GATES),
 })  # fmt: skip
 """Functions whose rules are right for scales of -1 too: f(-x) = -f(x), or the rule sets scale 1 itself."""
 

@@ -44,6 +44,7 @@ from moretta.protocols.pbpfl.solver import OUTPUT, Ids, SignedUnion, Solver, Sto
 from moretta.secure_aggregation.keystream import Keystream
 
 FROZEN = "it is frozen, so that silos are sent it as it is"
+SIGNS = "it follows only signs, which hide no size"
 
 Values = TypeVar("Values", Tensor, Array)
 Pairs = Iterable[tuple[str, Values]]
@@ -126,7 +127,7 @@ class ScalePlan:
 
     @property
     def positive(self) -> int:
-        """How many free scales are more than signs."""
+        """The number of free scales that are not signs."""
         return self.free - len(self.signs)
 
     def draw(self, stream: Keystream) -> ScaleKey:
@@ -371,6 +372,7 @@ def _plan(model: nn.Module, solver: Solver, head: Head) -> ScalePlan:
     blocks = solver.channels.blocks()
     moving = {root: place for place, root in enumerate(root for block in blocks for root in block)}
     free = _free_roots(solver)
+    signs = tuple(place for root, place in free.items() if solver.scales.is_sign(root))
     known: dict[tuple[bytes, bytes], Positions] = {}
     described = {
         name: Pattern(
@@ -394,10 +396,14 @@ def _plan(model: nn.Module, solver: Solver, head: Head) -> ScalePlan:
             for name, parameter in named.items()
             if name != head.bias
             and parameter.is_floating_point()
-            and (why := _why(solver, stored[name], described[name]) if parameter.requires_grad else FROZEN)
+            and (
+                why := _why(solver, stored[name], described[name].scales(len(free)), signs)
+                if parameter.requires_grad
+                else FROZEN
+            )
         ),
         head=head,
-        signs=tuple(place for root, place in free.items() if solver.scales.is_sign(root)),
+        signs=signs,
     )
 
 
@@ -408,16 +414,18 @@ def _free_roots(solver: Solver) -> dict[int, int]:
     return {root: place for place, root in enumerate(roots)}
 
 
-def _why(solver: Solver, stored: Stored, pattern: Pattern) -> str:
-    """Return in words why some scale of a tensor is 1, or nothing if none is.
+def _why(solver: Solver, stored: Stored, follows: set[int], signs: Sequence[int]) -> str:
+    """Return in words why some scale of a tensor is 1 or a sign, or nothing if none is.
 
     The scale 1 of the model's inputs and outputs is left out, unless nothing else of the tensor is scaled.
+    follows: the free scales in the tensor's pattern.
     """
     if stored.out is None or stored.into is None:
         return "no operation of the model uses it"
     reasons = dict.fromkeys(why for ids in (stored.out, stored.into) if (why := _reason(solver, ids)))
-    named_reasons = [why for why in reasons if why != OUTPUT or not pattern.follows]
-    return "; ".join(named_reasons) or ("" if pattern.follows else stored.because)
+    sized = follows.difference(signs)
+    named_reasons = [why for why in reasons if why != OUTPUT or not sized]
+    return "; ".join(named_reasons) or ("" if sized else SIGNS if follows else stored.because)
 
 
 def _reason(solver: Solver, ids: Ids) -> str | None:

@@ -278,6 +278,8 @@ class Server:
             "free_scales": float(plan.positive),
             "forced_to_one": float(len(plan.forced)),
         }
+        if plan.signs:
+            facts["free_signs"] = float(len(plan.signs))
         if frozen := [parameter for parameter in self._model.parameters() if not parameter.requires_grad]:
             facts["frozen"] = float(len(frozen))
         if self._params.exchange == "ratios":

@@ -4,7 +4,7 @@
 b; the paper claims that no algorithm does better than a coin. But R > 0 changes no sign and no rank, and permutations
 change only their order, so these invariants tell most pairs apart:
 
-    signs      how many entries of each row and column are positive or negative, sorted; not where channels have signs
+    signs      how many entries of each row and column are positive or negative, sorted; of tensors that follow no sign
     rank       of each matrix, as diag(s) W diag(1 / s') has that of W
     canonical  the distance of canonical forms (`moretta.audit.attacks.pbpfl.canonical`)
 
@@ -138,7 +138,7 @@ def _seen(plan: ScalePlan, tensors: Tensors) -> tuple[Named, Named]:
 def _distances(plan: ScalePlan, noisy: tuple[Named, Named], candidate: tuple[Named, Named]) -> list[float]:
     """Return how far a noisy model is from a candidate, by each invariant."""
     below, form = candidate
-    compared = () if plan.signs else below
+    compared = [n for n in below if plan.parameters[n].scales(plan.free).isdisjoint(plan.signs)]
     signs = float(sum(np.abs(_signs(noisy[0][name]) - _signs(below[name])).sum() for name in compared))
     ranks = sum(abs(_rank(noisy[0][name]) - _rank(below[name])) for name in below if below[name].ndim > 1)
     return [signs, float(ranks), relative_error(flat(matched(plan, noisy[1], form)), flat(form))]

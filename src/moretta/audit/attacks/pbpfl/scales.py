@@ -99,7 +99,7 @@ def _likelier(away: Floats, width: Floats, spacing: Any) -> Floats:
 
 CANDIDATES = 64  # for each scale
 WINDOW = 0.01  # of the logarithm of a scale, in which its candidates lie
-MOST_SCALES = 512  # the first so many
+MOST_SCALES = 512  # the first so many that are not signs
 MOST_VALUES = 1024  # of each scale, the first so many
 
 
@@ -125,7 +125,7 @@ def true_scales(plan: ScalePlan, key: ScaleKey) -> Floats:
             whole = np.broadcast_to(places, pattern.shape)
             placed[whole] = factors[pattern.permute(whole, orders)]
     scales = np.where(np.isnan(placed[: plan.free]), 1.0 / placed[plan.free : 2 * plan.free], placed[: plan.free])
-    if not plan.free or np.isnan(scales).any():
+    if not plan.positive or np.isnan(scales).any():
         raise ParameterError("nothing below the head is scaled")
     return np.abs(scales)  # of a sign no digit tells
 
@@ -177,7 +177,7 @@ def guessed(plan: ScalePlan, noisy: Named, offered: Floats) -> NDArray[np.int64]
     guess, factors = np.full(free, -1), np.full(2 * free + 1, np.nan)
     signs = np.array(plan.signs, np.int64)
     factors[[*signs, *(signs + free), -1]] = 1.0  # lattices have as many points above 0 as below
-    left = set(range(min(free, MOST_SCALES))) - set(plan.signs)
+    left = set(np.setdiff1d(np.arange(free), signs)[:MOST_SCALES].tolist())
     while left:
         counts = {scale: sum(int(values.known(factors).sum()) for values in seen.get(scale, ())) for scale in left}
         most = max(counts.values())
