@@ -1,6 +1,7 @@
 """Members of an overfitted model are found, and of one that was hardly trained they are not."""
 
 import tempfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -168,6 +169,26 @@ def test_clipped_gradients_of_rows_are_those_of_the_run(tmp_path):
         names = [name for name, _ in model.named_parameters()]
         got = flat({name: one.numpy() for name, one in zip(names, found, strict=True)})
         np.testing.assert_allclose(got, wanted, atol=1e-6)
+
+
+def test_clip_and_noise_are_of_what_moves_a_tensor():
+    torch.manual_seed(0)
+    model, x, y = nn.Linear(40, 30), torch.randn(5, 40), torch.arange(5)
+    plan = shadows.TrainingPlan(1, 1.0, lambda step: 0.5, Training(), row_clip=0.5, moves={"weight": 9, "bias": 4})
+
+    def found(plan):
+        return shadows.Steps(model, plan, nn.functional.cross_entropy, program=False)._clipped(x, y)
+
+    gradients = [
+        torch.autograd.grad(nn.functional.cross_entropy(model(x[[i]]), y[[i]]), [*model.parameters()]) for i in range(5)
+    ]
+    sizes = [float((9 * weight.square().sum() + 4 * bias.square().sum()).sqrt()) for weight, bias in gradients]
+    for place, clipped in enumerate(found(plan)):
+        wanted = sum(one[place] / max(1.0, size / 0.5) for one, size in zip(gradients, sizes, strict=True)) / 5
+        torch.testing.assert_close(clipped, wanted, rtol=1e-5, atol=1e-7)
+    noise = [noised - clipped for noised, clipped in zip(found(replace(plan, noise=10.0)), found(plan), strict=True)]
+    for part, k in zip(noise, (9, 4), strict=True):  # within five deviations of a deviation
+        assert float(part.std()) == pytest.approx(10.0 / 5 / k**0.5, rel=5 / (2 * part.numel()) ** 0.5)
 
 
 def test_steps_follow_from_the_model_alone(tmp_path):

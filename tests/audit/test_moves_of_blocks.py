@@ -14,7 +14,7 @@ from moretta.audit.attacks.baffle import (
     loss_differences,
     seed_choosing_server,
 )
-from moretta.audit.attacks.common import gradient_inversion, labels_from_head
+from moretta.audit.attacks.common import gradient_inversion, labels_from_head, membership_inference
 from moretta.audit.evidence import uploads
 from moretta.audit.evidence.truth import Truth
 from moretta.errors import ParameterError
@@ -109,6 +109,36 @@ def test_no_seed_of_moves_was_chosen(moved):
     assert not found.succeeded
     others = claimed(seed_choosing_server.ATTACK, moved)["others"]
     assert others.mean() == pytest.approx(1.0, abs=4 * others.std() / np.sqrt(len(others)))
+
+
+def test_a_row_s_scalars_are_as_long_as_moves_say(moved):
+    """Of the gradient of one tensor, the mean of |x|^2 over seeds is K |g|^2, and the estimate's noise is by K too."""
+    forward, seen = rounds_of(moved)
+    recipe, layout = seen[1].directions.recipe, forward.layout
+    moves = exposure.moves(moved.case({}, {"x": moved.rows("silo-1").x}, thorough=False))
+    assert len({*moves.values()}) > 2
+    generator = np.random.Generator(np.random.PCG64(1))
+    for name, shape in layout.shapes.items():
+        gradient = {other: torch.zeros(size, dtype=torch.float64) for other, size in layout.shapes.items()}
+        gradient[name] = torch.tensor(generator.standard_normal(shape))
+        draws = [estimates.Moves.of(recipe, layout, bytes([seed]) * 32).along(gradient) for seed in range(60)]
+        squares = np.array([float(x.square().sum()) for x in draws])
+        wanted = moves[name] * float(gradient[name].square().sum())
+        assert squares.mean() == pytest.approx(wanted, abs=5 * squares.std() / np.sqrt(60) + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "k"), [({**BLOCKS, "k": {"*": 4}}, 4), ({"k": 8}, 8), ({"k": 8, "form": "twice-forward"}, 16)]
+)
+def test_shadow_models_are_noised_by_what_is_clipped(tmp_path, monkeypatch, protocol, k):
+    noised = {"name": "baffle", "loss": "cross-entropy", "dp-noise": 1.0, "dp-clip": 2.0}
+    truth = recorded(tmp_path, run=FIXED, protocol={**noised, **protocol}, secure_aggregation={"scheme": "none"})
+    plans = []
+    monkeypatch.setattr(membership_inference, "ratios", lambda case, plan, *others: plans.append(plan))
+    claimed(membership_inference.ATTACK, truth)
+    (plan,) = plans
+    assert (plan.row_clip, {*plan.moves.values()}) == (2.0, {k})
+    assert plan.noise == pytest.approx(2.0 * np.sqrt(3))
 
 
 def test_the_server_opens_the_gradient_of_layers_that_move_by_unit(of_units):

@@ -68,6 +68,7 @@ class Exposure:
     It may be None: models are not true, or are not sent. `worked_out` returns models that a silo works out from those
     that it is sent, true but for what changes no output. `holding` is a model in silos' own states, in the place of one
     that travels. `estimated` are gradients of some layers, where uploads have those and not whole ones by name.
+    `moves` returns, of a case, how many of a row's numbers move each tensor, where those are clipped and not gradients.
     """
 
     attacks: frozenset[str]
@@ -79,6 +80,7 @@ class Exposure:
     worked_out: Callable[[Case, str], Models] | None = None
     holding: Holding | None = None
     estimated: Estimated | None = None
+    moves: Callable[[Case], Mapping[str, int]] | None = None
 
 
 @cache

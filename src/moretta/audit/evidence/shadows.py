@@ -5,15 +5,16 @@ that are the same part of the rows.
 
 A run with dp-noise has shadow models with as much: each row's gradient g_i is clipped to C. A batch of B rows has
 the mean (sum_i g_i + N(0, sigma^2 C^2 n / S)) / B, where S of n silos do not collude. BAFFLE clips a
-row's K numbers x = D g_i with |x| ~ sqrt(K) |g_i|. Its estimate D' x / K has noise of sigma C / sqrt(K) an entry, so
-both are those of gradients with C / sqrt(K) in the place of C. Batches are of one size, where the run draws lots.
+row's numbers x = D g_i. K of them move a tensor (with blocks, its block's repeats), so that |x|^2 ~ sum K |g_i|^2 over
+tensors. Its estimate D' x / K has noise of sigma C / sqrt(K) an entry, so clip and noise are those of gradients that
+are multiplied by sqrt(K), tensor by tensor. Batches are of one size, where the run draws lots.
 Under local epochs n silos' updates are clipped to C and have the noise together, so what a round moves a shadow model
 by is clipped to C, and gets noise of sigma C / n an entry. Where it takes fewer steps than the run, rounds are fewer.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ class TrainingPlan:
     `steps` counts those of the whole run. `part` is that of the rows in a batch. `rate` returns that of step 1 ..
     steps. `optimizer` has its settings. `row_clip` is the largest norm of a row's gradient, 0 for any, and `noise` the
     deviation of the noise in their sum. `update_clip` is, where noise is on whole updates, the largest norm of one, 0
-    for any; noise is then in their mean. `each` counts the steps of an update.
+    for any; noise is then in their mean. `each` counts the steps of an update. `moves` has K of each tensor.
     """
 
     steps: int
@@ -51,6 +52,7 @@ class TrainingPlan:
     noise: float = 0.0
     update_clip: float = 0.0
     each: int = 1
+    moves: Mapping[str, int] = field(default_factory=dict)
 
 
 def plan_of(run: PublicRun, silo: str = "") -> TrainingPlan:
@@ -80,15 +82,12 @@ def plan_of(run: PublicRun, silo: str = "") -> TrainingPlan:
 def _private(run: PublicRun) -> tuple[float, float]:
     """Return the largest norm of what is clipped, and the deviation of the noise beside it, 0 for none.
 
-    That is a row's gradient and the noise in a round's sum, or under local epochs a silo's update and the noise in
-    their mean.
+    That is a row's gradient or numbers and the noise in a round's sum, or under local epochs a silo's update and the
+    noise in their mean.
     """
     if not (run.setting("dp-noise") or run.setting("dp-clip")):
         return 0.0, 0.0
-    clip, numbers, epochs = float(run.setting("dp-clip")), run.setting("k"), run.setting("local-epochs")
-    if isinstance(numbers, int) and not epochs:  # what is clipped are so many numbers of a row, not its gradient
-        clip /= math.sqrt(numbers)
-    silos = len(run.silos)
+    clip, epochs, silos = float(run.setting("dp-clip")), run.setting("local-epochs"), len(run.silos)
     sharers = silos - int(run.setting("dp-colluding") or 0) if run.masked else 1
     noise = float(run.setting("dp-noise")) * clip * math.sqrt(silos / sharers)
     return clip, noise / silos if epochs else noise
@@ -125,6 +124,7 @@ class Steps:
         self._model, self._plan, self._loss, self._program = model, plan, loss, program
         self._noise = torch.Generator().manual_seed(seed)
         self._trained = list(modules.trainable(model).values())
+        self._roots = [math.sqrt(plan.moves.get(name, 1)) for name in modules.trainable(model)]
         self._kept: list[dict[str, Tensor]] = [{} for _ in self._trained]  # by the optimizer
         self._sent = [at.detach().clone() for at in self._trained]  # what the update begins with
 
@@ -159,12 +159,14 @@ class Steps:
         total = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in self._trained]
         for start in range(0, len(x), MOST_ROWS):
             part = slice(start, start + MOST_ROWS)
-            gradients = {str(place): gradient for place, gradient in enumerate(self._by_row(x[part], y[part]))}
+            each = zip(self._roots, self._by_row(x[part], y[part]), strict=True)
+            gradients = {str(place): root * gradient for place, (root, gradient) in enumerate(each)}
             clipped = clipped_sum(gradients, self._plan.row_clip)
             total = [tensor + clipped[str(place)] for place, tensor in enumerate(total)]
         drawn = [torch.randn(tensor.shape, generator=self._noise, dtype=torch.float64) for tensor in total]
         noised = [tensor + self._plan.noise * noise for tensor, noise in zip(total, drawn, strict=True)]
-        return [(tensor / len(x)).to(at) for tensor, at in zip(noised, self._trained, strict=True)]
+        parts = zip(noised, self._roots, self._trained, strict=True)
+        return [(tensor / root / len(x)).to(at) for tensor, root, at in parts]
 
     def _by_row(self, x: Tensor, y: Tensor) -> Sequence[Tensor]:
         """Return the rows' gradients, [rows, ...] by parameter."""

@@ -12,7 +12,7 @@ from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Array, Stamp, Tensors
 from moretta.contract.roles import under
 from moretta.errors import ParameterError
-from moretta.protocols.baffle.silo.estimate import ESTIMATE
+from moretta.protocols.baffle.silo.estimate import ESTIMATE, directions_of
 from moretta.protocols.baffle.silo.messages import Estimate
 from moretta.protocols.baffle.torch_forward import layout_of
 from moretta.protocols.common import modules
@@ -71,10 +71,21 @@ def shown(case: Case, stamp: Stamp, tensors: Tensors) -> tuple[Tensors, Tensors]
     return _whole(case, ask, under(estimates.FIXED, case.arrays)), gradients
 
 
+def moves(case: Case) -> dict[str, int]:
+    """Return how many of a row's scalars move each tensor: all K, or the repeats of its block."""
+    run, model = case.run, case.model()
+    if not estimates.by_blocks(run):
+        settings = estimates.settings_of(run)
+        return dict.fromkeys(modules.trainable(model), directions_of(settings.form, settings.directions_at_once))
+    forward = estimates.forward_of(model, run, {}, tokens=case.arrays["x"].dtype.kind in "iu")
+    return {name: block.repeats for block in estimates.recipe_of(run, forward).blocks for name in block.tensors}
+
+
 EXPOSED = {
     "baffle": Exposure(
         GRADIENTS | {"membership-inference", "silo-property"},
         sent=sent,
         estimated=Estimated(why_not, public, shown),
+        moves=moves,
     )
 }

@@ -157,7 +157,10 @@ def attack(case: Case) -> Claim:
     seen = {number: at for number, at in earlier.items() if number > 1}
     begin = shown.holding.start(begin, held, case.run) if shown.holding else earlier.get(1, begin)
     parts = [(number - 1) / case.run.rounds for number in seen]
-    return ratios(case, shadows.plan_of(case.run), begin, [*seen.values(), held], parts)
+    plan = shadows.plan_of(case.run)
+    if plan.row_clip and shown.moves:
+        plan = replace(plan, moves=shown.moves(case))
+    return ratios(case, plan, begin, [*seen.values(), held], parts)
 
 
 def ratios(case: Case, plan: TrainingPlan, begin: Tensors, held: Sequence[Tensors], parts: Sequence[float]) -> Claim:
