@@ -101,7 +101,7 @@ def test_it_plays_from_raw_tables_to_a_judged_model_with_one_hospital_killed(tmp
     for name, words in (("python", ""), ("moretta", "-m moretta")):
         (programs / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {words} "$@"\n')
         (programs / name).chmod(0o755)
-    given = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    given = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
     subprocess.run(["python", EXAMPLE / "deal.py", folder], env=given, check=True)
     done = subprocess.run(
         ["sh", EXAMPLE / "play.sh", folder, str(free_port())],

@@ -17,7 +17,7 @@ trap 'kill $started 2> /dev/null || true; wait' EXIT
 trap 'exit 1' INT TERM
 
 rounds() { cat server/run/history.jsonl 2> /dev/null | wc -l; }
-job_of() { ps -A -o pid= -o args= | awk -v kit="$(pwd -P)/$1/kit" 'index($0, kit " ") && / [^ ]*[.]worker_process / { print $1 }'; }
+job_of() { ps -A -ww -o pid= -o args= | awk -v kit="$(pwd -P)/$1/kit" 'index($0, kit " ") && / [^ ]*[.]worker_process / { print $1 }'; }
 
 set -x
 moretta serve server/run.toml --out server/run --kits server/kits --port "$port" > server/serve.log 2>&1 &
