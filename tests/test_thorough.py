@@ -40,9 +40,9 @@ def test_long_functions_keep_few_cases(tmp_path: Path, monkeypatch: pytest.Monke
     of_seven = [kept([time] * 7) for time in (0.0, CASES / 2, CASES * 1.5)]
     assert (alone, of_seven) == ([1, 0], [7, 2, 1])
     report = tmp_path / "seconds.xml"
-    cases = "".join(f'<testcase classname="tests.a.test_b" name="test_c[{n}]" time="0.5"/>' for n in range(5))
+    cases = "".join(f'<testcase classname="tests.a.test_b" name="test_c[{n}]" time="{CASES / 2}"/>' for n in range(5))
     report.write_text(f'<testsuite>{cases}<testcase classname="tests.test_d" name="test_e" time="0.1"/></testsuite>')
-    assert seconds(report) == {"tests/a/test_b.py::test_c": [0.5] * 5, "tests/test_d.py::test_e": [0.1]}
+    assert seconds(report) == {"tests/a/test_b.py::test_c": [CASES / 2] * 5, "tests/test_d.py::test_e": [0.1]}
     monkeypatch.setattr("measured.LIST", tmp_path / "measured.txt")
     main(report)
     assert (tmp_path / "measured.txt").read_text().splitlines()[1:] == ["2 tests/a/test_b.py::test_c"]
