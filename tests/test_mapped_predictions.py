@@ -94,7 +94,7 @@ def test_rows_that_do_not_fit_the_mapping_or_the_schema_are_left_out_by_their_nu
     for said in (
         "mapping.recode.Station",
         "[mapping.units] converts column 'Druck'",
-        "column 'age' has something else",
+        "column 'age' has something other than a number",
     ):
         assert said in done.out
     assert "Geheim" not in done.out

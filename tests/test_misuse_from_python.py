@@ -312,7 +312,7 @@ def test_frames_agree_on_the_order_of_columns() -> None:
     with pytest.raises(ParameterError, match=r"x: expected a column 'c', as the run has; it has a, b, d"):
         result.predict(frame.drop(columns="c"))
     twice = pandas.concat([frame, frame[["a"]]], axis=1)
-    with pytest.raises(ParameterError, match=r"silo `a`: column 'a' is there twice; give each its own name"):
+    with pytest.raises(ParameterError, match=r"silo `a`: column 'a' appears twice; give each its own name"):
         Silo("a", twice, y)
     absent = Silo("a", frame.assign(a=pandas.array([None, *X[1:, 0]], dtype="Float64")), y)
     assert np.isnan(absent.x[0, 0])

@@ -175,7 +175,10 @@ def _first_ask() -> bytes:
 
 ASKED: dict[str, tuple[dict[str, Any], str]] = {
     "a sum of two": ({SILOS: ["north", "west"]}, "fewest-silos"),
-    "without itself": ({SILOS: ["east", "south", "west"]}, "expected each silo of the run once, 'north' among them"),
+    "without itself": (
+        {SILOS: ["east", "south", "west"]},
+        "expected each silo of the run once, and 'north' among them",
+    ),
     "one twice": ({SILOS: [*NAMES, "north"]}, "expected each silo of the run once"),
     "no names": ({SILOS: "north"}, "expected names of silos and of metrics"),
     "another kind": ({KIND: "DIFF"}, "expected to sum FULL with metrics of"),

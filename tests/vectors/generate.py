@@ -1456,7 +1456,7 @@ def baffle_messages() -> dict[str, tuple[str, Fields]]:
 
 def edge_messages() -> dict[str, tuple[str, Fields]]:
     made = "chosen here"
-    state = {"seed/secret_root": "5e" * 32, "città": ""}
+    state = {"seed/secret_root": np.full(32, 0x5E, dtype=np.uint8), "città": np.zeros(0, dtype=np.uint8)}
     return {
         "edge/be-silo": (made, {"settings": '{"name": "città"}', "state": state, "insecure": "0b" * 32}),
         "edge/restore": (made, {"state": state}),
