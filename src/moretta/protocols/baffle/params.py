@@ -36,7 +36,7 @@ def _too_small(s: Any) -> Mapping[str, str] | None:
 def _too_large(s: Any) -> Mapping[str, str] | None:
     """Return how large noised scalars may get where that is above what sums allow."""
     noise, secure = s.protocol.privacy, s.secure_aggregation
-    if noise is None or secure.scheme == "none" or noise.unit == "silo":  # a whole difference: as under fedavg
+    if not s.protocol.noises_scalars or secure.scheme == "none":
         return None
     most = noise.clip * (SURE_LOT + SURE_NOISE * noise.noise)
     return {"most": f"{most:.3g}", "largest": f"{secure.largest:g}"} if most > secure.largest else None
@@ -92,8 +92,7 @@ class BAFFLE(PrivateTraining):
     BETWEEN: ClassVar[tuple[SettingRule, ...]] = (
         SettingRule(
             lambda s: (
-                s.data.augment not in ("none", *CROPS)
-                or (s.data.augment != "none" and s.protocol.privacy and not s.protocol.steps_at_silos)
+                s.data.augment not in ("none", *CROPS) or (s.data.augment != "none" and s.protocol.noises_scalars)
             ),
             f"{{data.augment:=}}: under baffle it is {' or '.join(CROPS)}, and beside {{protocol.dp_noise}} it needs "
             "{protocol.local_epochs}; remove it",
@@ -165,6 +164,11 @@ class BAFFLE(PrivateTraining):
         """Whether silos step: at the epoch level."""
         return self.local_epochs is not None
 
+    @property
+    def noises_scalars(self) -> bool:
+        """Whether noise goes on scalars: at the batch level. At the epoch level it goes on whole differences."""
+        return self.privacy is not None and not self.steps_at_silos
+
     def k_of(self, number: int, rounds: int) -> int:
         """Return K of round `number`, from 1 to `rounds`."""
         if self.k_last is None or rounds == 1:
@@ -224,7 +228,7 @@ class BAFFLE(PrivateTraining):
                 raise ParameterError(
                     f'{key} is of directions of all parameters at once; remove it, or use perturb = "all"'
                 )
-        if self.linear == "activations" and self.privacy and self.local_epochs is None:
+        if self.linear == "activations" and self.noises_scalars:
             raise ParameterError(
                 'dp-noise goes on scalars; with linear = "activations" a silo uploads whole estimates of layers: use '
                 'linear = "scalars", set local-epochs, or remove dp-noise'
@@ -245,9 +249,9 @@ class BAFFLE(PrivateTraining):
             )
         if self.ema_each == "epoch" and not self.ema:
             raise ParameterError('ema-each = "epoch" needs an average, and ema = 0 disables it; remove one')
-        if self.clip_entry is not None and self.privacy and self.local_epochs is None:
+        if self.clip_entry is not None and self.noises_scalars:
             raise ParameterError("dp-clip bounds what each row adds; remove clip-entry, or dp-noise and dp-clip")
-        if self.directions == "own" and self.privacy and self.local_epochs is None:
+        if self.directions == "own" and self.noises_scalars:
             raise ParameterError(
                 "dp-noise goes on scalars along directions that all silos share, so that they share the noise; remove "
                 'directions = "own", with which a whole estimate is uploaded, or set local-epochs'

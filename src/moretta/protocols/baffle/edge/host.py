@@ -150,13 +150,13 @@ class EdgeSilo:
                 differences(recipe.form, recipe.sigma, directions, forward, recipe.loss, at, x, y)
 
         run(inputs[:1])  # a small estimate first, as that loads code
-        beside = BESIDE_GAUSSIAN if recipe.direction == "gaussian" else BESIDE
-        sums = recipe.local_epochs or recipe.own_directions or recipe.clip_entry or recipe.blocks
-        beside = max(beside, BESIDE_SUMS if sums else 0)
-        if recipe.local_epochs:
-            beside = BESIDE_ADAM if recipe.adam else BESIDE_NOISE if self._settings.setup.privacy else beside
-        itemsize = np.dtype(layout.dtype).itemsize
-        rows, setup = len(inputs), self._settings.setup
+        rows, setup, itemsize = len(inputs), self._settings.setup, np.dtype(layout.dtype).itemsize
+        beside = max(
+            BESIDE_GAUSSIAN if recipe.direction == "gaussian" else BESIDE,
+            BESIDE_SUMS if recipe.local_epochs or recipe.own_directions or recipe.clip_entry or recipe.blocks else 0,
+            BESIDE_NOISE if recipe.local_epochs and setup.privacy is not None else 0,
+            BESIDE_ADAM if recipe.adam else 0,  # at the epoch level alone
+        )
         if setup.privacy is not None and not recipe.local_epochs:  # of a lot, which is drawn
             lot = setup.batch_size or len(setup.x)
             rows = min(len(setup.x), math.ceil(lot + DEVIATIONS * math.sqrt(lot)))
