@@ -18,7 +18,7 @@ WHEELHOUSE ?= wheelhouse
 EXTRAS ?= flare,onnx,dp,images
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo hospitals consortium test test-all lint types-of-tests docs fuzz dist wheelhouse clean
+.PHONY: demo hospitals consortium test test-all quick-tests all-tests lint types-of-tests docs fuzz dist wheelhouse clean
 
 demo: .venv/torch.stamp
 	@rm -rf $(DEMO)
@@ -36,10 +36,17 @@ consortium: .venv/flare.stamp
 	$(BIN)/python examples/consortium/deal.py $(CONSORTIUM)
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/consortium/play.sh $(CONSORTIUM)
 
-test: lint
+# mypy has one process, so the tests begin beside it.
+test: .venv/dev.stamp
+	@$(MAKE) --no-print-directory --jobs=2 lint quick-tests
+
+test-all: .venv/dev.stamp
+	@$(MAKE) --no-print-directory --jobs=2 lint types-of-tests all-tests
+
+quick-tests: .venv/dev.stamp
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" --durations=20
 
-test-all: lint types-of-tests
+all-tests: .venv/dev.stamp
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2 --dist loadfile --durations=50
 
 lint: .venv/dev.stamp
