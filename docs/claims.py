@@ -131,13 +131,13 @@ def items(head: str, claims: Iterable[Claim]) -> list[str]:
     return [f"- {head}", *(bullet(phrase(claim), "  ") for claim in claims)]
 
 
-def bullet(text: str, indent: str) -> str:
+def bullet(text: str, indent: str, mark: str = "- ") -> str:
     """Return a wrapped item of a list."""
     return textwrap.fill(
         text,
         WIDTH,
-        initial_indent=f"{indent}- ",
-        subsequent_indent=f"{indent}  ",
+        initial_indent=f"{indent}{mark}",
+        subsequent_indent=indent + " " * len(mark),
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -153,11 +153,17 @@ def prices() -> str:
     variants = [words[at + 1] for at, word in enumerate(words) if word == "--variant"]
     lines = ["| run | accuracy | seconds | kB a silo and round | worst leak to the server | worst leak to a silo |"]
     lines.append("|---|---|---|---|---|---|")
+    listed: dict[str, int] = {}  # each leak by its number, which cells refer to
+
+    def numbers(record: Mapping[str, Any], role: Role) -> str:
+        leaks = [str(listed.setdefault(leak, len(listed) + 1)) for leak in worst(record, role)]
+        return ", ".join(leaks) or "no attack tests any"
+
     for variant, one in zip(variants, kept["leaks"], strict=True):
         record = record_of(variant)
         costs = f"{one['accuracy']:.3f} | {one['seconds']:.1f} | {one['bytes_per_silo_per_round'] / 1000:.1f}"
-        lines.append(f"| `{variant}` | {costs} | {worst(record, 'server')} | {worst(record, 'silo')} |")
-    return "\n".join(lines)
+        lines.append(f"| `{variant}` | {costs} | {numbers(record, 'server')} | {numbers(record, 'silo')} |")
+    return "\n".join([*lines, "", *(bullet(leak, "", f"{number}. ") for leak, number in listed.items())])
 
 
 def record_of(variant: str) -> Mapping[str, Any]:
@@ -178,7 +184,7 @@ def record_of(variant: str) -> Mapping[str, Any]:
     }
 
 
-def worst(record: Mapping[str, Any], role: Role) -> str:
+def worst(record: Mapping[str, Any], role: Role) -> list[str]:
     """Return what a role can do by the gravest of its claims that hold of a run, by the severity of their attacks.
 
     Claims about single rows stand there too, whatever their attacks' severity.
@@ -194,10 +200,7 @@ def worst(record: Mapping[str, Any], role: Role) -> str:
             found.append((min(tried), claim))
     found.sort(key=lambda one: one[0])
     shown = [one for at, one in enumerate(found) if at == 0 or one[1].about == "rows"]
-    return (
-        "; ".join(f"attacks try **{TRIES[SEVERITIES[rank]]}**: {claim.phrase}" for rank, claim in shown)
-        or "no attack tests any"
-    )
+    return [f"Attacks try **{TRIES[SEVERITIES[rank]]}**: {NAMES[role]} {claim.phrase}." for rank, claim in shown]
 
 
 # -- blocks ------------------------------------------------------------------------------------------------------------

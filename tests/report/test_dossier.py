@@ -316,8 +316,8 @@ def test_attacks_stand_by_severity_the_gravest_first(run):
     assert brief[1:5] == [
         "1 of 2 attempts to recover rows succeeded.",
         "The one attempt to recover labels or properties failed.",
-        "The one attempt to tell members succeeded.",
-        "The one attempt to tell what the protocol gives anyway succeeded.",
+        "The one attempt to find members succeeded.",
+        "The one attempt to reveal what the protocol gives anyway succeeded.",
     ]
 
 

@@ -81,7 +81,7 @@ def test_the_sentences_of_one_run(make_run):
         f"{IN_PROCESS}the server saw only sums of the silos’ gradients and what follows from them, was "
         "trusted to relay the silos’ keys unchanged and held the true model; a silo received the model itself in "
         "every round.",
-        "With the messages of 3 of 80 rounds, the one attempt to tell members failed; 2 of 3 attempts to tell what the "
+        "With the messages of 3 of 80 rounds, the one attempt to find members failed; 2 of 3 attempts to reveal what the "
         "protocol gives anyway succeeded, the furthest: a silo works out <the> offset (gamma-least-squares), 99.7 % of "
         "the way from guessing to perfect; that an attack failed does not show that none can succeed.",
     )
@@ -275,13 +275,13 @@ def test_the_gravest_stand_first_and_older_audits_last(make_run, tmp_path):
     kinds = [(name, [one.attack for one in some]) for name, _, some in by_severity(record.audit)]
     assert kinds == [
         ("Recovers rows", ["membership-inference"]),
-        ("Tells what the protocol gives anyway", ["gamma-least-squares", "canonical-form"]),
+        ("Reveals what the protocol gives anyway", ["gamma-least-squares", "canonical-form"]),
         ("Not graded", ["server-and-silos"]),
     ]
     assert who_does(record.audit.attacks[0]) == "The server with silos tries server-and-silos"
     assert who_does(record.audit.attacks[3]) == "A group of silos works out the true model"
     got = sentences(record)[2]
-    assert got.index("the one attempt to recover rows succeeded: a silo") < got.index("2 of 2 attempts to tell what")
+    assert got.index("the one attempt to recover rows succeeded: a silo") < got.index("2 of 2 attempts to reveal what")
     assert "the one attempt that this audit does not grade failed; that an attack" in got
     assert "Not graded <small>The audit is older" in write_report([folder], tmp_path / "a.html").read_text()
 
@@ -291,7 +291,7 @@ def test_a_single_attack_that_succeeded_needs_no_caution(make_run):
     told = json.loads((folder / "audit.json").read_text())
     (folder / "audit.json").write_text(json.dumps(told | {"attacks": told["attacks"][:1], "views": []}))
     got = sentences(read_run(folder))[2]
-    assert got.startswith("In the audit, the one attempt to tell what the protocol gives anyway succeeded: a silo ")
+    assert got.startswith("In the audit, the one attempt to reveal what the protocol gives anyway succeeded: a silo ")
     assert got.endswith("to perfect.")
 
 

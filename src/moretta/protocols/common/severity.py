@@ -15,8 +15,8 @@ SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 SAID: Mapping[Severity, str] = {
     "rows": "recovers rows",
     "labels": "recovers labels or properties",
-    "members": "tells members",
-    "protocol": "tells what the protocol gives anyway",
+    "members": "finds members",
+    "protocol": "reveals what the protocol gives anyway",
 }
 """What an attack of each does, in words for people."""
 
