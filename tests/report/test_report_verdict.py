@@ -82,8 +82,8 @@ def test_the_sentences_of_one_run(make_run):
         "trusted to relay the silos’ keys unchanged and held the true model; a silo received the model itself in "
         "every round.",
         "With the messages of 3 of 80 rounds, the one attempt to find members failed; 2 of 3 attempts to reveal what "
-        "the protocol gives anyway succeeded, the furthest: a silo works out <the> offset (gamma-least-squares), 99.7 % of "
-        "the way from guessing to perfect; that an attack failed does not show that none can succeed.",
+        "the protocol gives anyway succeeded, the furthest: a silo works out <the> offset (gamma-least-squares), 99.7 "
+        "% of the way from guessing to perfect; that an attack failed does not show that none can succeed.",
     )
 
 
