@@ -1,8 +1,8 @@
-"""Checkpoints: what every role needs to go on, written atomically at round ends; the last two are kept.
+"""Checkpoints: every role's state at a round's end, written atomically; the last two are kept.
 
 ``checkpoint/round-000010/`` holds ``run.json`` (format, run id, round, session, digest of the run file) and one
-``<role>.safetensors`` a role, with mode 0600: it holds the role's secret root. A checkpoint appears by one rename.
-Within a round a silo may keep its own half-done work (`HalfDone`).
+``<role>.safetensors`` for each role, with mode 0600 because it holds the role's secret root. One rename makes a
+checkpoint appear. Within a round a silo may save its own unfinished work (`HalfDone`).
 """
 
 import hashlib
@@ -39,7 +39,7 @@ _LAID_OUT = list(_CODES)
 
 @dataclass(frozen=True)
 class CheckpointId:
-    """Names a checkpoint: the run's id, the last finished round, how often it was resumed, its run file's digest."""
+    """Names a checkpoint: run id, last finished round, number of resumes, digest of the run file."""
 
     run: str
     round: int
@@ -48,7 +48,7 @@ class CheckpointId:
 
 
 def save_checkpoint(folder: Path, place: CheckpointId, states: Mapping[str, State], kept: int | None = KEPT) -> None:
-    """Write the roles' states of a round's end into the run's ``checkpoint`` folder, and drop all but the last two.
+    """Write the roles' states at a round's end into the ``checkpoint`` folder, and remove older checkpoints.
 
     kept: how many are kept, None for all.
     """
@@ -70,7 +70,7 @@ def save_checkpoint(folder: Path, place: CheckpointId, states: Mapping[str, Stat
 
 
 def begin_session(folder: Path, place: CheckpointId) -> None:
-    """Note in the last checkpoint, whose round `place` has, that another session has begun.
+    """Note in the last checkpoint, of the round of `place`, that another session has begun.
 
     So a session that is killed before its first checkpoint still has its own number and views.
     """
@@ -80,7 +80,7 @@ def begin_session(folder: Path, place: CheckpointId) -> None:
 def last_checkpoint(folder: Path, up_to: int | None = None) -> tuple[CheckpointId, dict[str, State]] | None:
     """Return the last whole checkpoint (of round `up_to` at most), or None.
 
-    Raises `moretta.errors.ParameterError` for one that is damaged.
+    Raises `moretta.errors.ParameterError` for a damaged one.
     """
     folders = [path for path in _checkpoints(folder) if up_to is None or int(path.name.removeprefix("round-")) <= up_to]
     if not folders:
@@ -97,7 +97,7 @@ def last_checkpoint(folder: Path, up_to: int | None = None) -> tuple[CheckpointI
 
 
 def rounds_kept(folder: Path) -> frozenset[int]:
-    """Return the rounds of which there are checkpoints, whole or damaged."""
+    """Return the rounds that have checkpoints, whole or damaged."""
     return frozenset(int(path.name.removeprefix("round-")) for path in _checkpoints(folder))
 
 
@@ -129,10 +129,10 @@ def _pack(state: State) -> Sequence[bytes | memoryview]:
 
 
 def _file_parts(arrays: Mapping[str, Array], metadata: str) -> Sequence[bytes | memoryview]:
-    """Return a safetensors file, its only metadata entry ``moretta``: a header, and each array's own memory.
+    """Return a safetensors file with one metadata entry, ``moretta``: a header, and each array's own memory.
 
     That is 8 bytes of length, a JSON header padded to a multiple of 8, then the arrays, which `safetensors.numpy.save`
-    would copy twice. They lie by itemsize, then by safetensors' own list of dtypes, then by their names.
+    would copy twice. They are sorted by itemsize, then by safetensors' own list of dtypes, then by name.
     """
     entries: dict[str, Any] = {"__metadata__": {"moretta": metadata}}
     pieces, offset = list[bytes | memoryview](), 0
@@ -162,9 +162,9 @@ def _unpack(content: bytes) -> State:
 
 
 class HalfDone:
-    """A silo's local work of a round as far as it is done, in a file of its own (0600). Nobody is sent it.
+    """A silo's unfinished local work of a round, in a file of its own (0600), which never leaves the silo.
 
-    path: of the file. minutes: from one writing to the next. None of either keeps nothing.
+    path: of the file. minutes: between two writes. None of either saves nothing.
     """
 
     def __init__(self, path: Path | None = None, minutes: float | None = None) -> None:
@@ -173,13 +173,13 @@ class HalfDone:
 
     @property
     def keeps(self) -> bool:
-        """Whether anything is kept."""
+        """Whether anything is saved."""
         return self._path is not None
 
     def begin(self, *of: int | str | bytes) -> State:
-        """Return what was kept of this very work; nothing without one, or of other work, which is removed.
+        """Return the saved state of this work; empty without one. The state of other work is removed.
 
-        of: all that the work follows from.
+        of: everything that determines the work.
         """
         if self._path is None:
             return {}
@@ -197,7 +197,7 @@ class HalfDone:
         return {}
 
     def keep(self, state: Callable[[], State]) -> None:
-        """Keep the state if it is due. Where the disk does not take it, work goes on."""
+        """Save the state if it is due; work continues if the disk refuses it."""
         if self._path is None or time.monotonic() < self._last + self._pause:
             return
         self._last = time.monotonic()

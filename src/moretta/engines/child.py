@@ -41,7 +41,7 @@ SENTENCE = 10_000  # characters
 class BeSilo(Message):
     """Be this silo: its settings (`moretta.protocols.baffle.silo.recipe`) and state; its rows follow as arrays.
 
-    insecure: for tests, the root from which its keys follow; no bytes: the operating system draws them.
+    insecure: for tests, the root of its keys; if empty, the operating system draws them.
     """
 
     settings: str
@@ -58,15 +58,15 @@ class Restore(Message):
 
 @message("edge/done")
 class Acknowledged(Message):
-    """It is done."""
+    """The message was handled."""
 
 
 @message("edge/envelope")
 class AnswerHeader(Message):
-    """What comes before an answer; protocols do not see it.
+    """Precedes an answer; protocols never receive it.
 
-    seconds: by phase. peak_mib: the most memory the process has had resident. state: the silo's, where it has changed.
-    error: the error's class, of `moretta.errors` or any other, and its sentence; then no answer follows.
+    seconds: by phase. peak_mib: the process's largest resident memory. state: the silo's, if changed. error: the
+    error's class, of `moretta.errors` or any other, and its sentence; then no answer follows.
     """
 
     seconds: Mapping[str, float]
@@ -80,12 +80,12 @@ MESSAGES = (BeSilo, Restore, Acknowledged, AnswerHeader)
 
 
 def as_arrays(state: Mapping[str, bytes]) -> dict[str, Array]:
-    """Return a state as it travels: moments of an optimizer are longer than bytes may be in a message."""
+    """Return a state for the codec: an optimizer's moments are longer than bytes may be in a message."""
     return {name: np.frombuffer(value, np.uint8) for name, value in state.items()}
 
 
 def as_bytes(state: Tensors) -> dict[str, bytes]:
-    """Return the state that `as_arrays` was given."""
+    """Undo `as_arrays`."""
     return {name: value.tobytes() for name, value in state.items()}
 
 
@@ -95,7 +95,7 @@ _ERRORS = {
 
 
 def error_of(envelope: AnswerHeader) -> Exception:
-    """Return the error in an envelope, of the same class if it is one of ours."""
+    """Return the error of a header, of the same class if it is one of ours."""
     kind = _ERRORS.get(envelope.error)
     return RuntimeError(f"{envelope.error}: {envelope.sentence}") if kind is None else kind(envelope.sentence)
 
@@ -110,20 +110,19 @@ SMALL = {
 
 
 class ChildClient:
-    """Plays a silo's role by a process of its own, which starts with the first message.
+    """Runs a silo's role in a process of its own, which starts with the first message.
 
-    The process answers until `close`, or until this object or the interpreter ends. A process that dies, hangs up, or
-    sends no valid answer in time costs the silo that exchange (`moretta.errors.Disconnected`). The next message starts
-    another process with the last state that was sent back, from which a new set-up can continue.
+    The process answers until `close`, or until this object or the interpreter ends. If it dies, hangs up, or sends no
+    valid answer in time, the silo misses that exchange (`moretta.errors.Disconnected`). The next message starts another
+    process with the last state that was returned, from which a new set-up can continue.
 
-    `settings`: `moretta.protocols.baffle.silo.recipe.EdgeSettings`, dumped. `state`: the role's first one, from which
-    its secrets follow.
-    `command`: of the process. x, y: the rows, as the role wants them. `messages`: of the run. `insecure`: as in
-    `BeSilo`. `answer_locally`: answers what concerns data that the process does not have, and returns None to any other
-    message. `charge`: takes the seconds of each phase that the process spent. `peak_mib`: the most memory that it has
-    taken. `deadline`: seconds to take a message, and again to answer it; `START` where it has to start first.
-    `ends`: how often its process ended by itself or was ended.
-    `starting`: the seconds of the last answer that went to starting; the deadline does not count them.
+    `settings`: `moretta.protocols.baffle.silo.recipe.EdgeSettings`, dumped. `state`: the role's first one, which
+    determines its secrets.
+    `command`: of the process. x, y: the rows in the role's form. `messages`: of the run. `insecure`: as in `BeSilo`.
+    `answer_locally`: answers messages about data that the process lacks, and returns None to any other. `charge`: takes
+    the process's seconds by phase. `peak_mib`: its largest memory. `deadline`: seconds to take a message, and again to
+    answer it; `START` if it has to start first. `ends`: how often its process ended or was ended. `starting`: seconds
+    of the last answer that its start took, which the deadline does not count.
     """
 
     def __init__(
@@ -150,9 +149,9 @@ class ChildClient:
 
     @InSteps
     def answer(self, message: Message) -> Answering:
-        """Have the process answer, and raise what it raised. Raises `moretta.errors.Disconnected` if it cannot.
+        """Return the process's answer. Raises what it raised, and `moretta.errors.Disconnected` without an answer.
 
-        Others may answer while it works.
+        Other silos may answer while it works.
         """
         self.starting = 0.0
         if (answer := self._answer_locally(message)) is not None:
@@ -180,11 +179,11 @@ class ChildClient:
         self.starting = time.monotonic() - began
 
     def state(self) -> State:
-        """Return the last state that the process sent; it sends one with each answer that changes it."""
+        """Return the last state that the process sent; it sends each changed one with its answer."""
         return dict(self._state)
 
     def restore(self, state: State) -> None:
-        """Restore what `state` returned. If no process runs, the next one starts with it."""
+        """Restore a state of `state`. If no process runs, the next one starts with it."""
         self._state = dict(state)
         if self._process is not None:
             try:
@@ -193,7 +192,7 @@ class ChildClient:
                 log.warning("%s; it starts anew with the next message", error)
 
     def close(self) -> None:
-        """End the process, if there is one. The next message starts another."""
+        """End the process, if any. The next message starts another."""
         if self._process is not None:
             self._process.close()
             self._process = None
@@ -211,7 +210,7 @@ class ChildClient:
                 send_arrays(process.input, rows)
 
     def reply(self, seconds: float | None = None) -> Message:
-        """Return the answer to what was asked last. Raises as `answer`. seconds: to wait, None for the deadline."""
+        """Return the answer to the last message. Raises as `answer`. seconds: to wait, None for the deadline."""
         began = time.monotonic()
         with self._within(seconds) as process:
             envelope = self._receive(process)
@@ -229,7 +228,7 @@ class ChildClient:
 
     @contextlib.contextmanager
     def _within(self, seconds: float | None) -> Iterator[Process]:
-        """Give the process for so long, None for the deadline; end it with an error where it fails or takes longer."""
+        """Yield the process for these seconds, None for the deadline; end it with an error if it fails or is late."""
         seconds, process = self.deadline if seconds is None else seconds, self._process
         if process is None:
             raise MisuseError(f"the process of silo `{self._name}` has ended; expected it to run")
@@ -262,13 +261,13 @@ class Waiting:
 
     @property
     def key(self) -> Hashable:
-        """What no other silo's has."""
+        """A key that no other silo's work has."""
         return id(self._client)
 
     def alone(self) -> Message:
         """Return the answer. Raises as `ChildClient.answer`.
 
-        The deadline counts from when it was asked; an answer that lies there has `PATIENCE` to come through the pipe.
+        The deadline counts from the message; a finished answer has `PATIENCE` to come through the pipe.
         """
         left = self._asked + self._client.deadline - time.monotonic()
         return self._client.reply(max(left, min(PATIENCE, self._client.deadline)))
@@ -279,7 +278,7 @@ class Waiting:
 
 
 def own_environment() -> dict[str, str]:
-    """Return this process's environment for a silo's, which is small and starts in another folder."""
+    """Return this process's environment for a silo's process, which is small and starts in another folder."""
     environment = {**os.environ, **SMALL}
     if "PYTHONPATH" in environment:
         environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, environment["PYTHONPATH"].split(os.pathsep)))

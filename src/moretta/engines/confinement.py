@@ -1,14 +1,14 @@
-"""Keep a process that runs somebody else's code or graph to what it was sent.
+"""Confinement of a process that runs somebody else's code or graph.
 
-An audit's attack, a model that came as a graph and an edge client's ONNX file run in such processes. Each is started in
-an empty folder (`empty_folder`), so that a relative path names nothing, and calls `confine` before it reads what it
-runs. That bounds its memory and leaves no core dump with rows in it.
-Where Linux has Landlock (5.13 on), the kernel refuses files, but for reading in some folders, and TCP, signals to
-others and looks at other processes. It does not refuse UDP, Unix sockets or forks. Whether a guessed path exists can
-always be found out.
+An audit's attack, a model from a graph and an edge client's ONNX file run in such processes. Each starts in an empty
+folder (`empty_folder`), so that a relative path names nothing, and calls `confine` before it reads what it runs. That
+bounds its memory and leaves no core dump with rows.
+With Linux's Landlock (from 5.13) the kernel refuses files, except reading in some folders, and TCP, signals to others
+and access to other processes. It does not refuse UDP, Unix sockets or forks. A process can always find out whether a
+guessed path exists.
 
-`watch` is for Python code, such as an attack. A hook on Python's audit events refuses what that tries. It stops
-mistakes and curiosity, no intent: `gc` reaches what the hook holds, and native code passes it by.
+`watch` is for Python code, such as an attack. A hook on Python's audit events refuses its files, sockets and processes.
+It stops mistakes and curiosity, not intent: `gc` reaches what the hook holds, and native code avoids it.
 """
 
 import contextlib
@@ -60,18 +60,18 @@ _SAYS = "a confined process is given its input and nothing else, and tried"
 
 @contextlib.contextmanager
 def empty_folder() -> Iterator[str]:
-    """Give an empty folder, in which only root could make a file, for a process to start in."""
+    """Yield an empty folder for a process to start in; only root could write there."""
     with tempfile.TemporaryDirectory(prefix="moretta-empty-") as folder:
         os.chmod(folder, 0o500)
         yield folder
 
 
 def confine(folders: Sequence[Path], written: Sequence[Path] = ()) -> None:
-    """Take from this process, for ever, all files but some.
+    """Refuse this process, for ever, all files but some.
 
     Args:
-        folders: read from now on; single files may be among them.
-        written: files that are there, and folders of such, that are also written. No new file can be made.
+        folders: folders and single files that it may read.
+        written: existing files, and folders of such, that it may also write. It can create none.
 
     Raises:
         RunFailed: the kernel has Landlock and refused to confine the process.
@@ -86,9 +86,9 @@ def confine(folders: Sequence[Path], written: Sequence[Path] = ()) -> None:
 
 
 def readable() -> Sequence[Path]:
-    """Return the folders that a confined process may read: this package, Python's library and what is beside it.
+    """Return the folders that a confined process may read: this package, Python's library and its neighbours.
 
-    Not `sys.prefix`: a run folder may lie below that.
+    Not `sys.prefix`: a run folder may be below that.
     """
     base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
     installed = [
@@ -102,7 +102,7 @@ def readable() -> Sequence[Path]:
 
 
 def watch(folders: Sequence[Path]) -> None:
-    """Refuse this process's Python code all files, sockets and processes, except files of some folders for reading.
+    """Refuse this process's Python code all files, sockets and processes, except reading in some folders.
 
     folders: as of `confine`, which is called before.
     """
@@ -162,17 +162,17 @@ def watch(folders: Sequence[Path]) -> None:
 
 
 def landlock() -> int:
-    """Return the version of the kernel's Landlock, 0 where it has none."""
+    """Return the version of the kernel's Landlock, 0 without it."""
     if not sys.platform.startswith("linux"):
         return 0
     return max(0, int(ctypes.CDLL(None, use_errno=True).syscall(_CREATE, None, ctypes.c_size_t(0), 1)))
 
 
 def kernel(folders: Sequence[Path], written: Sequence[Path] = ()) -> bool:
-    """Have the kernel refuse this process the same, for ever, where it can; return whether it does.
+    """Have the kernel refuse the same, for ever, if it can; return whether it does.
 
     Landlock, docs.kernel.org/userspace-api/landlock.html: files but those, programs, TCP, other processes' /proc, and
-    signals to them. Only this thread and what it starts are confined.
+    signals to them. It confines only this thread and its descendants.
     """
     version = landlock()
     if not version:

@@ -1,4 +1,4 @@
-"""The interface between an engine and the driver of a run: it delivers what a server asks, and decides nothing."""
+"""The interface between an engine and a run's driver: an engine delivers a server's asks, and decides nothing."""
 
 import logging
 from collections import defaultdict
@@ -17,48 +17,48 @@ log = logging.getLogger("moretta")
 
 
 class Delivery(Protocol):
-    """Hands asks to silos, wherever they are."""
+    """Delivers asks to silos, local or remote."""
 
     clock: Clock
 
     def deliver(self, ask: Ask) -> Replies:
-        """Hand each silo its message; return the valid answers and why the others are missing."""
+        """Send each silo its message; return the valid answers and the reasons of the missing ones."""
 
     def take_traffic(self) -> Mapping[tuple[str, str], int]:
         """Return the bytes since the last call, by direction ("up", "down", "shares": also up) and ask tag."""
 
     @property
     def peak_mib(self) -> float | None:
-        """The most memory that any silo with a process of its own has taken so far; None without such silos."""
+        """The largest memory of any silo's own process so far; None without such silos."""
 
     def back(self, silos: Sequence[str], least: int) -> Sequence[str]:
-        """Wait, where waiting can help, until at least `least` of these silos can be reached; return those."""
+        """Wait, if waiting can help, until at least `least` of these silos are reachable; return those."""
 
     def away(self, silos: Sequence[str]) -> Mapping[str, Missing]:
-        """Return which of these silos are known not to answer now, and why, so that no round begins with them."""
+        """Return which of these silos are known to be unavailable, and why, so that no round begins with them."""
 
     def renewed(self) -> bool:
         """Return whether any silo's process has been replaced since the last call."""
 
     def keep(self, place: CheckpointId) -> None:
-        """Let silos on other machines keep their states as of a round's end."""
+        """Have remote silos save their states at a round's end."""
 
     def close(self) -> None:
         """End what was started for silos."""
 
 
 class TrafficCounter:
-    """Bytes by direction and by the tag of what was asked."""
+    """Bytes by direction and by the ask's tag."""
 
     def __init__(self) -> None:
         self._bytes: defaultdict[tuple[str, str], int] = defaultdict(int)
 
     def down(self, message: Message, length: int) -> None:
-        """Count a message of so many bytes to a silo."""
+        """Count a message to a silo."""
         self._bytes["down", message.TAG] += length
 
     def up(self, asked: Message, answer: Message, lengths: tuple[int, int] | None = None) -> None:
-        """Count a silo's answer; its keys and shares are counted separately. lengths: of both, where they are known."""
+        """Count a silo's answer, its keys and shares separately. lengths: of both, if known."""
         spoken, shares = lengths_of(answer) if lengths is None else lengths
         self._bytes["up", asked.TAG] += spoken
         if answer.SHARES:
@@ -71,13 +71,13 @@ class TrafficCounter:
 
 
 def lengths_of(answer: Message) -> tuple[int, int]:
-    """Return how many bytes an answer has without its keys and shares, and how many these are."""
+    """Return the bytes of an answer without its keys and shares, and the bytes of these."""
     spoken = size(answer, without=answer.SHARES)
     return spoken, size(answer) - spoken if answer.SHARES else 0
 
 
 def replies_of(ask: Ask, answer: Callable[[str, Message], Message | Missing]) -> Replies:
-    """Return the replies to an ask, in its order, and log who is missing. answer: a silo's answer, or why none came."""
+    """Return the replies to an ask, in its order, and log the missing ones. answer: of a silo, or why it is missing."""
     answers: dict[str, Message] = {}
     missing: dict[str, Missing] = {}
     for silo, message in ask.messages.items():
@@ -91,7 +91,7 @@ def replies_of(ask: Ask, answer: Callable[[str, Message], Message | Missing]) ->
 
 
 def valid(silo: str, ask: Ask, message: Message, answer: Message) -> Message | Missing:
-    """Return an answer to a message of an ask, or why it is not valid."""
+    """Return an answer to a message of an ask, or why it is invalid."""
     if isinstance(answer, Spent) and answer.stamp == message.stamp:
         return Missing(Reason.SPENT, str(answer), answer)
     if not isinstance(answer, ask.reply):

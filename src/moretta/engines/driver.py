@@ -1,19 +1,19 @@
-"""What all engines share: they run rounds, repeat a failed round, set up anew when the cohort changes.
+"""The driver that all engines share: it runs rounds, repeats failed ones, and sets up anew when the cohort changes.
 
-The driver decides; an engine only delivers. A silo that is late, refuses, fails or sends something else than what was
-asked is named and costs the round only itself; the next round asks it again. Where the protocol needs it, the others
-repeat the round as the next attempt, after a new set-up, so no mask is used twice.
+The driver decides; an engine only delivers. A silo that is late, refuses, fails or answers with anything else is named
+and misses only this round; the next round asks it again. If the protocol needs it, the others repeat the round as the
+next attempt after a new set-up, so no mask is used twice.
 
 A silo helps to open one sum of a take (`moretta.secure_aggregation.one_sum`). Silos may have been bound to a sum before
-the attempt failed, or say that they were before (`Reason.SPENT`). Then the next take follows, with other rows; where
-silos upload all their rows, the same silos repeat the same take, and the driver waits for them. These are the silos
-that most of them name (`moretta.engines.takes`); a silo that names an impossible set counts as malformed. A silo that
-was silent when others were bound has cost a take. One that has cost two sits the next round out, and is then set up
-anew with the others, `READMITS` times in a session.
+the attempt failed, or report that they were (`Reason.SPENT`). Then the next take follows, with other rows. If silos
+upload all their rows, the same silos repeat the same take, and the driver waits for them: the set that most of them
+name (`moretta.engines.takes`). A silo that names an impossible set counts as malformed. A silo that was silent when
+others were bound has cost a take. After two it sits the next round out, and is then set up anew with the others,
+`READMITS` times in a session.
 
-A round that too few silos are left for is lost where those who are away would complete it. The next one follows with a
-new set-up: it draws other rows, or nobody was asked to open a sum of the lost one. Where all rows are used and a sum
-may be open, the next round would add up the same rows under the same model over other silos: the run fails by name.
+A round with too few silos is lost if the absent ones would complete it. The next one follows with a new set-up if it
+draws other rows, or if nobody was asked to open a sum of the lost one. If all rows are used and a sum may be open, the
+next round would add up the same rows under the same model over other silos. So the run fails with an error.
 """
 
 import logging
@@ -51,11 +51,11 @@ class DroppedSilo:
 
 @dataclass(frozen=True)
 class RoundEnd:
-    """A finished round: the attempt and take that succeeded, its silos, its result, and who was missing.
+    """A finished round: the successful attempt and take, its silos, its result, and the missing silos.
 
     `cohort`: of the successful attempt's set-up. `dropped`: every silo that missed an answer of the round, in its
-    cohort or not, each with the first reason. `sums`: those opened since the round before, also in attempts that were
-    aborted. `lost`: why the round was given up, empty if it was not; attempt, take and cohort are then of the last try.
+    cohort or not, with the first reason. `sums`: those opened since the previous round, also in aborted attempts.
+    `lost`: why the round was lost, else empty; attempt, take and cohort are then of the last try.
     """
 
     number: int
@@ -69,7 +69,7 @@ class RoundEnd:
 
 
 class RoundLost(RunFailed):
-    """Too few silos are left for a round, and the next one may follow it. end: the round as it was given up."""
+    """Too few silos are left for a round, and the next one may follow it. end: the lost round."""
 
     def __init__(self, end: RoundEnd) -> None:
         super().__init__(end.lost)
@@ -77,12 +77,12 @@ class RoundLost(RunFailed):
 
 
 class Driver:
-    """Plays a server against the silos that an engine delivers to.
+    """Runs a server against the silos of an engine.
 
-    `run`: the id that all stamps carry. `least`: the fewest silos a round may have. `chosen`: which silos take part in
-    a round, by its number; all of them if None. `asked`: the takes that were asked for in earlier sessions. `draws`:
-    whether each round is known to draw other rows than the one before. `only`: whether the run has no other session
-    than this, so that nobody has opened a sum which was not asked for here.
+    `run`: the id of all stamps. `least`: the fewest silos of a round. `chosen`: the silos of a round, by its number;
+    all if None. `asked`: the takes that earlier sessions asked for. `draws`: whether each round draws other rows than
+    the previous one. `only`: whether this is the run's only session, so that nobody has opened a sum that was not
+    requested here.
     """
 
     def __init__(
@@ -131,12 +131,12 @@ class Driver:
             before = ()
 
     def finish(self, number: int) -> tuple[Outcome, Sequence[DroppedSilo]]:
-        """Let the server release, with round number `number`, one past the last."""
+        """Let the server release, in round `number`, one past the last."""
         outcome, _, dropped = self._repeat(number, self._silos, self._server.finish)
         return outcome, dropped
 
     def take_sums(self) -> Sequence[OpenedSum]:
-        """Return the sums that were opened since the last call: after `finish`, those of the release."""
+        """Return the sums opened since the last call: after `finish`, those of the release."""
         taken, self._sums = self._sums, []
         return taken
 
@@ -182,9 +182,9 @@ class Driver:
         begin: Callable[[Stamp], Exchange[R | Aborted]],
         lost: dict[str, Missing],
     ) -> tuple[R | Aborted, MorettaError | None]:
-        """Return an attempt's result, and the failure where the protocol needs the silos that are missing.
+        """Return an attempt's result, and the failure if the protocol needs the missing silos.
 
-        lost: receives who was missing.
+        lost: receives the missing silos.
         """
         ended: R | Aborted | None = None
         try:
@@ -211,7 +211,7 @@ class Driver:
         return ended, None
 
     def _shortage(self, number: int, takes: RoundTakes, lost: Mapping[str, Missing]) -> MorettaError | None:
-        """Return why those who are left cannot run a round; None if they can."""
+        """Return why the remaining silos cannot run a round; None if they can."""
         rest = takes.playing(lost)
         if len(rest) < len(takes.only):
             return RunFailed(_only_by(number, takes.only, lost))
@@ -224,7 +224,7 @@ class Driver:
         takes: RoundTakes,
         lost: Mapping[str, Missing],
     ) -> dict[str, Missing]:
-        """Wait for silos that are away; return who is still left out. Raises the failure where too few come back."""
+        """Wait for silos that are away; return those still left out. Raises the failure if too few come back."""
         needed = len(takes.only) or self._least
         away = [silo for silo, why in lost.items() if why.reason in AWAY]
         least = needed - len(takes.playing(lost))  # 0 or less: all of them, as the round needs each
@@ -239,7 +239,7 @@ class Driver:
         return left
 
     def _may_be_lost(self, takes: RoundTakes, lost: Mapping[str, Missing]) -> bool:
-        """Return whether only silos that are away keep the round from its end, and the next one gives nothing away.
+        """Return whether only silos that are away keep the round from its end, and the next one reveals nothing.
 
         It then adds up other rows, or no sum of this one can be open.
         """
@@ -247,7 +247,7 @@ class Driver:
         return len(takes.playing(lost)) + len(away) >= self._least and (self._draws or not self._opens)
 
     def _charge(self, number: int, silos: Sequence[str]) -> None:
-        """Note who has cost a take in a round, and how long those that have cost too many sit out."""
+        """Note which silos have cost a take of a round, and how long those with too many sit out."""
         for silo in silos:
             self._cost[silo] += 1
             times, rest = divmod(self._cost[silo], COSTS)
@@ -255,7 +255,7 @@ class Driver:
                 self._out[silo] = number + 1 if times <= READMITS else inf
 
     def _left_out(self, number: int, present: Sequence[str]) -> dict[str, Missing]:
-        """Return the silos that sit this round out for the takes that they have cost, unless too few would be left."""
+        """Return the silos that sit this round out for their costs, unless too few would be left."""
         out = [silo for silo in present if self._out.get(silo, -1) >= number]
         if len(present) - len(out) < self._least:
             return {}
@@ -265,7 +265,7 @@ class Driver:
         }
 
     def _play(self, exchange: Exchange[R], gone: dict[str, Missing], *, set_up: bool = False) -> R:
-        """Drive one generator to its end, note who is missing in `gone`, and which sums were opened.
+        """Drive one generator to its end; note missing silos in `gone`, and the opened sums.
 
         What the server computes outside its own phases is aggregation.
         """
@@ -291,9 +291,9 @@ class Driver:
             self._sums += [OpenedSum.of(*opening, set_up=set_up, used=used) for opening in opened]
 
     def _believed(self, replies: Replies) -> Replies:
-        """Return the replies, with what silos may be believed of spent takes.
+        """Return the replies with credible claims of spent takes.
 
-        Silos are malformed that name a set of silos which cannot play the round again.
+        Silos that name a set which cannot play the round again are malformed.
         """
         heard = dict[str, Missing]()
         for silo, why in replies.missing.items():
@@ -333,7 +333,7 @@ def _only_by(number: int, only: Sequence[str], lost: Mapping[str, Missing]) -> s
 
 
 def _note(gone: dict[str, Missing], missing: Mapping[str, Missing]) -> None:
-    """Add who is missing, by the first reason, which led to the others. A silo that names another take is present."""
+    """Add missing silos with their first reasons, which led to the others. One that names another take is present."""
     for silo, why in missing.items():
         if why.spent is None:
             gone.setdefault(silo, why)
@@ -357,7 +357,7 @@ def _too_few(number: int, missing: Mapping[str, Missing], left: int, least: int)
 
 
 def _way_out(missing: Mapping[str, Missing], left: int) -> str:
-    """Return what helps, by whose fault it is: a machine's that is away, the model's, or a silo's."""
+    """Return the remedy, by the cause: an absent machine, the model, or a silo."""
     reasons = {why.reason for why in missing.values()}
     if reasons <= {*AWAY}:
         return "bring the others back"
@@ -367,5 +367,5 @@ def _way_out(missing: Mapping[str, Missing], left: int) -> str:
 
 
 def _nothing(now: Stamp) -> Exchange[None]:
-    """Ask nothing: only the set-up before it is wanted."""
+    """Ask nothing, after a set-up."""
     yield from ()

@@ -1,13 +1,12 @@
 """Files that are either complete or absent, also after a power cut.
 
 A file's bytes are on the disk before it gets its name, and then its folder is synced too. Without the second step, a
-machine that loses power may come back with the old file, or with none, of what a role must remember.
+machine that loses power may come back with the old file of a role's memory, or with none.
 
-Where a user names the file, what lies there may be the user's own: `check_ending` and `check_replaced` come before
-anything is written.
+A file at a path that a user names may be the user's own: `check_ending` and `check_replaced` run before any write.
 
-A run folder may come from anybody. All files of one are read by `read_file` or `open_file`, which take plain files
-alone: no link, which may lead out of the folder, and no pipe, which may never end.
+A run folder may come from anybody. All its files are read by `read_file` or `open_file`, which take plain files alone:
+no link, which may lead out of the folder, and no pipe, which may never end.
 """
 
 import os
@@ -31,13 +30,13 @@ def read_file(folder: Path, name: str, what: str = "a file of a run") -> bytes:
     """Read a file of a run folder.
 
     Args:
-        folder: The run folder; it may be reached by a link, unlike what lies below it.
+        folder: The run folder, perhaps behind a link; below it links are refused.
         name: The path of the file below the folder.
         what: The file's content, for an error.
 
     Raises:
         FileNotFoundError: The file is absent.
-        ParameterError: It is no plain file, below a link, larger than its kind may be, or cannot be read.
+        ParameterError: It is no plain file, below a link, too large for its kind, or unreadable.
     """
     with open_file(folder, name, what) as stream:
         size, most = os.fstat(stream.fileno()).st_size, _MOST_BYTES.get(Path(name).suffix)
@@ -51,7 +50,7 @@ def read_file(folder: Path, name: str, what: str = "a file of a run") -> bytes:
 
 
 def read_present(folder: Path, name: str, what: str) -> bytes:
-    """Read a file of a run folder that has to be there. Raises ParameterError as `read_file`, and for an absent one."""
+    """Read a required file of a run folder. Raises ParameterError as `read_file`, and for an absent one."""
     try:
         return read_file(folder, name, what)
     except FileNotFoundError as error:
@@ -96,7 +95,7 @@ def check_plain(folder: Path) -> None:
 
 
 def new_lines(path: Path, position: int) -> Iterator[list[bytes]]:
-    """Yield, each time, the whole lines added to a file since, from a position in bytes on."""
+    """Yield, each time, the whole lines that were added to a file, from a position in bytes on."""
     while True:
         data = b""
         with suppress(OSError), path.open("rb") as stream:
@@ -108,14 +107,14 @@ def new_lines(path: Path, position: int) -> Iterator[list[bytes]]:
 
 
 def rename(old: Path, new: Path) -> None:
-    """Rename a file or folder, in the place of what is there, and return once the disk has it: folders are synced."""
+    """Rename a file or folder over any at the new path, and return when the disk has it."""
     old.replace(new)
     for folder in dict.fromkeys((new.parent, old.parent)):
         sync(folder)
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
-    """Make a folder and those above it, so that after a power cut they are there. mode: of the last one."""
+    """Make a folder and its parents, which survive a power cut. mode: of the last one."""
     if not path.is_dir():
         if not path.parent.exists():
             make_folder(path.parent)
@@ -124,7 +123,7 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Have the disk hold which names are in a folder."""
+    """Force the names in a folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -140,9 +139,9 @@ def check_ending(path: Path, *endings: str) -> None:
 
 
 def check_replaced(out: Path, what: str, is_one: Callable[[Path], bool]) -> None:
-    """Raise `moretta.errors.ParameterError` where a file is there that a new one may not replace; an empty one may go.
+    """Raise `moretta.errors.ParameterError` if a file exists that a new one may not replace; an empty one may go.
 
-    what: may be replaced, as a sentence has it. is_one: tells whether the file is such.
+    what: a name for replaceable files, for the error. is_one: returns whether the file is such.
     """
     if out.is_dir():
         raise ParameterError(f"{out}: expected the name of a file, and a folder is there; name another file")
@@ -158,7 +157,7 @@ def check_replaced(out: Path, what: str, is_one: Callable[[Path], bool]) -> None
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Have an error of the system name this path, which somebody asked for, and not what is made beside it."""
+    """Have an error of the system name this path, which the user gave, and not a temporary one beside it."""
     try:
         yield
     except OSError as error:

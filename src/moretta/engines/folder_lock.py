@@ -1,7 +1,7 @@
-"""One process at a time has a folder: a lock on a file of it (filelock) that says who has it.
+"""A lock on a folder for one process at a time, by a file in it (filelock) that names the holder.
 
-The system takes the lock back when the process ends, however it ends, so none is ever left over. The file goes with the
-lock; one that a killed process left says nothing, and the next holder takes it. A fork does not keep its parent's lock.
+The system releases the lock when the process ends, however it ends. The file goes with the lock; a killed process's
+file has no effect, and the next holder takes it over. A fork does not keep its parent's lock.
 """
 
 import errno
@@ -37,7 +37,7 @@ _turns = list[FileLock]()  # a lock is released with its object, and a job's is 
 
 @contextmanager
 def held(folder: Path, name: str = LOCK, refusal: str = IN_USE) -> Iterator[None]:
-    """Hold a folder, which is made if need be, for as long as a `with` block lasts.
+    """Hold a folder, which is made if need be, within a `with` block.
 
     Args:
         folder: to be held.
@@ -45,7 +45,7 @@ def held(folder: Path, name: str = LOCK, refusal: str = IN_USE) -> Iterator[None
         refusal: the error's sentence, with {folder} and {holder}.
 
     Raises:
-        ParameterError: another process has the folder, or another thread.
+        ParameterError: another process or thread has the folder.
     """
     make_folder(folder)
     path, owner = folder / name, os.getpid()
@@ -62,7 +62,7 @@ def held(folder: Path, name: str = LOCK, refusal: str = IN_USE) -> Iterator[None
 
 
 def refuse_held(folder: Path) -> None:
-    """Raise `moretta.errors.ParameterError` where somebody holds a folder; it stays as it is."""
+    """Raise `moretta.errors.ParameterError` if a process holds a folder; change nothing."""
     if (folder / LOCK).is_file():
         with suppress(OSError):  # of another user, whose files cannot be written either
             _locked(folder / LOCK, IN_USE).release()
@@ -70,7 +70,7 @@ def refuse_held(folder: Path) -> None:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Let one process at a time read and change a file, whose folder is made if need be; others wait for their turn.
+    """Let one process at a time read and change a file, whose folder is made if need be; others wait.
 
     Raises:
         ParameterError: another process takes longer than `WAIT`.
@@ -86,7 +86,7 @@ def alone(path: Path) -> Iterator[None]:
 
 
 def _locked(path: Path, refusal: str, wait: float = 0.0) -> FileLock:
-    """Return a lock that is taken. Raises ParameterError with the sentence where another has it for so many seconds."""
+    """Return an acquired lock. Raises ParameterError with the sentence if another holds it for `wait` seconds."""
     lock = _lock(path)
     try:
         lock.acquire(timeout=wait, poll_interval=STEP)
@@ -119,11 +119,11 @@ def _holder(path: Path) -> str:
 
 
 def take_turn(folder: Path, job: str, made: float) -> Path:
-    """Hold a site's folder for as long as this process lives; return the file to `touch` while its server speaks.
+    """Hold a site's folder while this process lives; return the file to `touch` while its server sends requests.
 
-    job: the digest of the shared settings; made: the moment at which the job was made. What still holds the folder is
-    ended if it is an older process of the same run, as a server that died leaves one, or if its server is silent.
-    Raises `moretta.errors.ParameterError` while another run uses it.
+    job: the digest of the shared settings. made: when the job was made. An older process of the same run, left by a
+    dead server, or one whose server is silent, is ended. Raises `moretta.errors.ParameterError` while another run uses
+    the folder.
     """
     make_folder(folder, 0o700)
     lock = _lock(folder / "job.lock")

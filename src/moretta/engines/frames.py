@@ -1,12 +1,11 @@
-"""What processes of this machine pass to each other: named arrays, and other values around them.
+"""Frames between processes of this machine: named arrays, and other values around them.
 
-Named arrays travel as the codec lays them out, behind their length. Whatever the bytes, they are arrays or one error,
-so that a process may have run what somebody else wrote.
+Named arrays have the codec's layout, behind their length. Any bytes are read as arrays or as one error, so the process
+may have run somebody else's code.
 
-Processes that were forked from the same one also pass None, truth values, numbers, text, bytes, and mappings by text,
-tuples and lists of these. A frame is a header of JSON, which says what is where, and the arrays, behind their lengths.
-So no number goes through text, and all answers of a process are one part. A message is its tag, its stamp and its
-fields.
+Processes forked from the same one also pass None, truth values, numbers, text, bytes, and mappings by text, tuples and
+lists of these. A frame is a header of JSON, which locates everything, and the arrays, behind their lengths. So no
+number goes through text, and all answers of a process are one part. A message is its tag, its stamp and its fields.
 """
 
 import json
@@ -27,7 +26,7 @@ PLAIN = (str, int, float, bool, type(None))
 
 
 def send_arrays(stream: BinaryIO, arrays: Mapping[str, Array]) -> None:
-    """Write named arrays. Raises OSError where the reader is gone, and CodecError for arrays of no numbers."""
+    """Write named arrays. Raises OSError if the reader is gone, and CodecError for arrays without numbers."""
     framing.write(stream, *pack_arrays({name: np.asarray(array) for name, array in arrays.items()}))
 
 
@@ -55,14 +54,14 @@ def packed(value: Any) -> Frame:
 
 
 def send(to: socket.socket, frame: Frame) -> None:
-    """Send a frame. Raises OSError where the reader is gone."""
+    """Send a frame. Raises OSError if the reader is gone."""
     data = b"".join(frame.body)
     to.sendall(len(frame.header).to_bytes(WIDTH, "little") + len(data).to_bytes(WIDTH, "little") + frame.header)
     to.sendall(data)
 
 
 def receive(of: socket.socket) -> Any:
-    """Return the next value. Raises EOFError where the writer is gone."""
+    """Return the next value. Raises EOFError if the writer is gone."""
     lengths = _read(of, 2 * WIDTH).tobytes()
     header = _read(of, int.from_bytes(lengths[:WIDTH], "little")).tobytes()
     body = _read(of, int.from_bytes(lengths[WIDTH:], "little"))
@@ -77,14 +76,14 @@ def fields_of(message: Message) -> dict[str, Any]:
 
 
 def message_of(value: Mapping[str, Any], kinds: Mapping[str, type[Message]]) -> Message:
-    """Return the message of what `fields_of` returned. kinds: by tag. Raises `moretta.errors.PeerError` as it does."""
+    """Undo `fields_of`. kinds: by tag. Raises `moretta.errors.PeerError` as the message's class does."""
     if value["tag"] not in kinds:
         raise PeerError(f"expected one of {sorted(kinds)}; got {value['tag']!r:.80}")
     return kinds[value["tag"]](stamp=Stamp(*value["stamp"]), **value["fields"])
 
 
 def _as_json(value: Any, arrays: dict[str, Array]) -> Any:
-    """Return a value as JSON has it: any object is what stands for a value that JSON has not."""
+    """Return a value as JSON, with objects for values that JSON lacks."""
     match value:
         case np.ndarray():
             return {"array": _add(arrays, value)}
@@ -124,7 +123,7 @@ def _read(of: socket.socket, length: int) -> Array:
 
 
 def _value(packed_value: Any, arrays: Mapping[str, Array]) -> Any:
-    """Undo `_as_json`. Arrays are parts of the frame that came."""
+    """Undo `_as_json`. Arrays are parts of the received frame."""
     match packed_value:
         case list():
             return [item if type(item) in PLAIN else _value(item, arrays) for item in packed_value]

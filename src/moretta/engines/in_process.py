@@ -1,8 +1,8 @@
-"""The engine of one machine: passes messages between roles in one process.
+"""The engine of one machine: it passes messages between roles in one process.
 
 It can inject faults: a silo vanishes, answers late or is cut short, to show that a federation survives it. A fault
-depends only on the settings, the round, the silo and the phase of a message, never on the time of day or on the order
-of asking: a resumed run meets the same faults as an uninterrupted one.
+depends only on settings, round, silo and a message's phase, not on time or the order of asking. So a resumed run meets
+the same faults.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ INJECTED = "fault injection: "
 class Mishap:
     """What happens to one message and its answer.
 
-    gone: why the silo is never reached. seconds: how late the answer is. cut: whether its last byte is lost.
+    gone: why the silo is never reached. seconds: the answer's delay. cut: whether its last byte is lost.
     """
 
     gone: Missing | None = None
@@ -46,7 +46,7 @@ NO_MISHAP = Mishap()
 class Injector:
     """Decides what happens to each message, in the order of sending.
 
-    phases: the phase of a message by its tag, where that is not "upload".
+    phases: a message's phase by its tag, if it is not "upload".
     """
 
     def __init__(self, faults: Faults, phases: Mapping[str, FaultPhase]) -> None:
@@ -91,7 +91,7 @@ class Injector:
         return missing
 
     def _draw(self, silo: str, number: int) -> FaultPhase | None:
-        """Return the phase in which chance takes this silo in this round, if it does."""
+        """Return the phase in which the silo vanishes by chance in this round, if it does."""
         name = int.from_bytes(hashlib.sha256(silo.encode()).digest()[:8], "big")
         generator = np.random.Generator(np.random.PCG64([self._faults.seed, number, name]))
         if generator.random() >= self._faults.drop_probability:
@@ -107,13 +107,13 @@ log = logging.getLogger("moretta")
 
 
 class InProcess:
-    """Delivers asks to clients that live in this process, or in one each that this one started.
+    """Delivers asks to clients in this process, or in processes that it starts.
 
     `strict`: pass every message through the codec, both ways, as a network would.
-    `recorder`: keeps what each role saw. `deadline`: an answer that took more seconds is dropped as late, and a silo's
-    own process that has not answered by then is ended. `injector`: injects faults. `workers`: how many processes the
-    silos run in, this one if 1; any number gives the same answers (`moretta.engines.workers`). `prepare`: called in
-    each at its start. `scores`, `stacks`: as of `moretta.engines.silos_here.SilosHere`.
+    `recorder`: records views. `deadline`: seconds after which an answer is dropped as late, and a silo's own process is
+    ended. `injector`: of faults. `workers`: the number of processes for silos, 1 for this one; it does not change
+    answers (`moretta.engines.workers`). `prepare`: called in each at its start. `scores`, `stacks`: as of
+    `moretta.engines.silos_here.SilosHere`.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class InProcess:
         self.gather, self.spread, self.scores = self._silos.gather, self._silos.spread, self._silos.scores
 
     def deliver(self, ask: Ask) -> Replies:
-        """Hand each silo its message; return the valid answers and why the others are missing."""
+        """Send each silo its message; return the valid answers and the reasons of the missing ones."""
         mishaps, reached = dict[str, Mishap](), ask.messages
         if self._injector is not None:
             mishaps = {silo: self._injector.befalls(silo, message) for silo, message in ask.messages.items()}
@@ -181,11 +181,11 @@ class InProcess:
 
     @property
     def peak_mib(self) -> float | None:
-        """The most memory that any silo with a process of its own has taken so far; None without such silos."""
+        """The largest memory of any silo's own process so far; None without such silos."""
         return self._silos.peak_mib
 
     def back(self, silos: Sequence[str], least: int) -> Sequence[str]:
-        """Return none: a silo of this process does not come back by waiting."""
+        """Return none: waiting brings no silo of this process back."""
         return ()
 
     def away(self, silos: Sequence[str]) -> Mapping[str, Missing]:
@@ -199,7 +199,7 @@ class InProcess:
         return ends > before
 
     def close(self) -> None:
-        """End the processes of silos, and those that silos run in."""
+        """End the silos' processes."""
         self._silos.close()
 
     def keep(self, place: CheckpointId) -> None:

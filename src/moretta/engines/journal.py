@@ -1,8 +1,8 @@
-"""Records of what may happen once in a role's life: written, synced, and only then done.
+"""Journals of actions that a role may do once: each is recorded, synced, and only then done.
 
-A role that is killed, or goes back to an earlier checkpoint, still has every record. Half a record does not count: what
-it was to announce was never done. Without room on the disk nothing is recorded, and so nothing is done. `GrowingFile`
-reads such a file from a mark on, while another process adds to it.
+A role that is killed, or returns to an earlier checkpoint, still has every record. A half record does not count,
+because its action was never done. Without room on the disk nothing is recorded, so nothing is done. `GrowingFile` reads
+such a file from a mark on while another process appends to it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Journal:
-    """An append-only file of lines. One process at a time writes to it.
+    """An append-only file of lines with one writing process at a time.
 
     Args:
         path: of the file.
-        content: what the journal records and what follows without it, for the error about a lost file.
-        remedy: what the operator does about a lost file. Both are empty where a lost file is no error.
-        forces: whether lines are forced to the disk. One machine that plays all roles needs none of that: what a loss
-            of power could reveal is on that machine anyway.
+        content: what the journal records and what its loss means, for the error about a lost file.
+        remedy: what the operator does about a lost file. Both are empty if a lost file is no error.
+        forces: whether lines are forced to the disk. One machine that plays all roles need not force them: a loss of
+            power could reveal only what is on that machine anyway.
         mode: of the file.
     """
 
@@ -57,7 +57,7 @@ class Journal:
         return self.lines()
 
     def lines(self) -> list[str]:
-        """Return the lines, none where there is no file. Half a line at the end is removed from the file."""
+        """Return the lines, none without a file, and remove a half line at the end of the file."""
         self._exists = self._path.exists()
         if not self._exists:
             return []
@@ -69,16 +69,16 @@ class Journal:
         return self._path.read_bytes().decode(errors="replace").splitlines()
 
     def append(self, *lines: str, force: bool = True) -> None:
-        """Add lines, which a killed process has once this returns.
+        """Append lines, which survive a kill of the process once this returns.
 
         The first call makes the file and its folder.
 
         Args:
             lines: without their ends; all of them are kept, or none.
-            force: whether the disk must have them, with all before them, before this returns.
+            force: whether the disk must have them, and all earlier ones, before this returns.
 
         Raises:
-            moretta.errors.RunFailed: the lines cannot be written whole; the file is as before.
+            moretta.errors.RunFailed: the lines cannot be written whole; the file is unchanged.
         """
         try:
             self._append("".join(f"{line}\n" for line in lines).encode(), force and self._forces)
@@ -112,14 +112,14 @@ class Journal:
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    """Write all bytes: a disk that is nearly full takes some of them, and says nothing until the next call."""
+    """Write all bytes: a nearly full disk takes some of them, and fails only at the next call."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
 
 
 def _remove_half_line(descriptor: int) -> int:
-    """Cut off what stands behind the last line's end; return the bytes that are left."""
+    """Remove a half line at the end; return the number of bytes left."""
     size = os.fstat(descriptor).st_size
     if not size or os.pread(descriptor, 1, size - 1) == b"\n":
         return size
@@ -130,10 +130,10 @@ def _remove_half_line(descriptor: int) -> int:
 
 @dataclass(frozen=True)
 class HelpedFile:
-    """Where a silo keeps what it has helped to open. One process at a time plays the silo and opens the file.
+    """The file of sums that a silo has helped to open. One process at a time plays the silo and opens the file.
 
     forces: as of `Journal`. begun: whether the file must exist. over_runs, apart, repeats, fewest: as of `HelpedSums`.
-    It travels as JSON to a process of the silo's own.
+    It travels as JSON to the silo's own process.
     """
 
     path: str
@@ -154,7 +154,7 @@ class HelpedFile:
 
     @property
     def half_done(self) -> Path:
-        """Where the silo keeps its work within a round, beside this file."""
+        """The file of the silo's work within a round, beside this one."""
         return Path(self.path).with_suffix(".half-done")
 
     @property
@@ -169,10 +169,10 @@ class HelpedFile:
 
     @cached_property
     def opened(self) -> HelpedSums:
-        """Return what the file keeps, and keep more in it.
+        """Return the recorded sums, which record further ones in the file.
 
         Raises:
-            moretta.errors.ParameterError: the file is damaged, or missing where it was `begun`.
+            moretta.errors.ParameterError: the file is damaged, or missing although `begun`.
         """
         journal = self._journal
         try:
@@ -193,7 +193,7 @@ class HelpedFile:
 
 
 def powered_since() -> str:
-    """Return a name for the time since this machine was started; a constant on machines that do not tell."""
+    """Return a name for the time since this machine started; a constant where the machine does not report it."""
     try:
         return BOOT.read_text().strip()
     except OSError:
@@ -207,13 +207,13 @@ _MARK = re.compile(r"(\d{1,15})-([0-9a-f]{16})")
 
 
 class Rewritten(Exception):  # no error: whoever follows begins anew
-    """Raised where a file no longer has before a mark what it had."""
+    """The content before a mark has changed."""
 
 
 class GrowingFile:
-    """Reads the whole lines of a file, time after time; the file may appear later.
+    """Reads the new whole lines of a file, time after time; the file may appear later.
 
-    mark: as the property gives it; anything else stands for the beginning.
+    mark: a value of the property; anything else is the beginning.
     """
 
     def __init__(self, path: Path, mark: str = "") -> None:
@@ -223,15 +223,15 @@ class GrowingFile:
 
     @property
     def mark(self) -> str:
-        """The place up to which all was read, and a digest of what stands before it."""
+        """The position of the last line read, and a digest of what precedes it."""
         return f"{self._offset}-{self._digest}"
 
     def restart(self) -> None:
-        """Go back to the file's beginning."""
+        """Return to the file's beginning."""
         self._offset, self._digest = 0, _digest(b"")
 
     def read(self) -> Iterator[list[bytes]]:
-        """Yield lists of whole lines that are new; the mark then stands behind them. Raises Rewritten."""
+        """Yield lists of new whole lines; the mark is then behind them. Raises Rewritten."""
         try:
             stream = open_file(self._path.parent, self._path.name)
         except (FileNotFoundError, ParameterError):
@@ -258,7 +258,7 @@ class GrowingFile:
 
 
 def last_lines(path: Path) -> list[bytes]:
-    """Return the whole lines at the end of a file, as far as 64 KiB hold them; none where there is no such file."""
+    """Return the whole lines in the last 64 KiB of a file; none without a file."""
     try:
         with open_file(path.parent, path.name) as stream:
             stream.seek(max(0, stream.seek(0, 2) - CHUNK // 16))

@@ -1,9 +1,9 @@
-"""Room for what is large in files that are mapped into memory, so that the system may put it onto the disk.
+"""Memory for large messages in mapped files, which the system may move to the disk.
 
-Uploads wait until it is settled whose are summed, and a large model's are many times the model. They lie in the folder
-for temporary files (the variable TMPDIR; a file in a tmpfs saves no memory). A file has the mode 0600 and no name from
-the moment it is opened, so nothing of it is left once its process has ended, however that ends. A mapping holds its
-file open, so at most half of the files that a process may have open are these.
+Uploads wait until it is known which are summed, and those of a large model are many times the model. They are in the
+folder for temporary files (the variable TMPDIR; a file in a tmpfs saves no memory). A file has the mode 0600 and no
+name from the start, so nothing of it is left however its process ends. A mapping holds its file open, so these are at
+most half of the files that a process may have open.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ LARGE = 1 << 20  # bytes; less stays in memory
 
 
 def room(length: int) -> memoryview:
-    """Return so many writable bytes, in a file where they are many; in memory where there is no room for another."""
+    """Return so many writable bytes, in a file if they are many and there is room for another."""
     if length < LARGE:
         return memoryview(bytearray(length))
     try:
@@ -45,13 +45,13 @@ def room(length: int) -> memoryview:
 
 
 def empty(shape: Sequence[int] | int, dtype: DTypeLike) -> Array:
-    """Return an array to be written to, as `numpy.empty` does, where it is large in a file."""
+    """Return an array as `numpy.empty` does, in a file if it is large."""
     kind, shape = np.dtype(dtype), (shape,) if isinstance(shape, int) else tuple(shape)
     return np.ndarray(shape, kind, buffer=room(math.prod(shape) * kind.itemsize))
 
 
 def laid_down(message: Message) -> Message:
-    """Return a message whose arrays lie in a file, read-only, if it is large; else the message itself."""
+    """Return a message whose arrays are in a file, read-only, if it is large; else the message itself."""
     fields = {name: getattr(message, name) for name, kind in message.KINDS.items() if kind in (Array, Tensors)}
     lengths = list[int]()
     for value in fields.values():

@@ -41,9 +41,9 @@ SENTENCE = 1000  # characters
 
 
 class Process:
-    """A process in an empty folder, and its pipes. What it writes to standard error is kept in an unnamed file.
+    """A process in an empty folder, and its pipes. Its standard error is kept in an unnamed file.
 
-    leads: whether it leads a session of its own, of which nothing outlives it.
+    leads: whether it leads a session of its own, which ends with it.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, leads: bool = False) -> None:
@@ -67,7 +67,7 @@ class Process:
 
     @contextlib.contextmanager
     def within(self, seconds: float, gone: Callable[[str], Exception]) -> Iterator[None]:
-        """Let it be read from and written to for so long, and kill it where it takes longer.
+        """Let the process be read and written for these seconds, and kill it after them.
 
         gone: closes it, and returns the error of what it did.
         """
@@ -84,11 +84,11 @@ class Process:
             raise gone(f"sent a malformed answer: {error}") from None
 
     def kill(self) -> None:
-        """End it at once; `close` is to follow."""
+        """Kill the process; `close` must follow."""
         _kill(self._popen, self._leads)
 
     def leave(self) -> None:
-        """Leave it to the process that started it, of which this one is a fork."""
+        """Leave the process to its parent, of which this one is a fork."""
         self._finalizer.detach()
         self._popen.returncode = 0  # it is not this process's child, so that nobody here waits for it
         for stream in (self._popen.stdin, self._popen.stdout):
@@ -110,17 +110,17 @@ class _Pipe(io.RawIOBase):
         os.set_blocking(pipe.fileno(), False)
 
     def readable(self) -> bool:
-        """Return True, as io wants to know."""
+        """Return True, for io."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read what is there, once anything is; 0 at the end."""
+        """Read available bytes, waiting for the first; 0 at the end."""
         view = memoryview(buffer).cast("B")
         self._wait(select.POLLIN)
         return os.readv(self._pipe.fileno(), [view])
 
     def write(self, data: Any) -> int:
-        """Write all of it."""
+        """Write all bytes."""
         view, written = memoryview(data).cast("B"), 0
         while written < len(view):
             self._wait(select.POLLOUT)
@@ -136,20 +136,20 @@ class _Pipe(io.RawIOBase):
 
 
 def kill_group(number: int) -> None:
-    """Kill a process that leads a group, and what it started."""
+    """Kill a process that leads a group, and its descendants."""
     with contextlib.suppress(ProcessLookupError):  # nothing of it is left
         os.killpg(number, signal.SIGKILL)
 
 
 def last_line(errors: IO[bytes]) -> str:
-    """Return the last line of what a process wrote to a file, at most 300 characters of it; "" for none."""
+    """Return the last line in a process's file of errors, at most 300 characters; "" without one."""
     errors.seek(max(0, errors.seek(0, os.SEEK_END) - STDERR_TAIL))
     lines = errors.read().decode(errors="replace").strip().splitlines()
     return f"{lines[-1]:.300}" if lines else ""
 
 
 def _kill(popen: subprocess.Popen[bytes], leads: bool) -> None:
-    """Kill a process, and what it started where it leads a session."""
+    """Kill a process, with its descendants if it leads a session."""
     if leads:
         kill_group(popen.pid)
     else:
@@ -157,7 +157,7 @@ def _kill(popen: subprocess.Popen[bytes], leads: bool) -> None:
 
 
 def _end(popen: subprocess.Popen[bytes], errors: IO[bytes], held: contextlib.ExitStack, leads: bool) -> str:
-    """End a process; return how it ended, and the last line that it wrote to standard error."""
+    """End a process; return how it ended, and its last line of standard error."""
     for stream in (popen.stdin, popen.stdout):
         try:
             if stream is not None:
@@ -179,12 +179,12 @@ def _end(popen: subprocess.Popen[bytes], errors: IO[bytes], held: contextlib.Exi
 
 
 def command(*program: str) -> list[str]:
-    """Return how Python is started for a confined process. program: its further words, such as ``-m module``."""
+    """Return the command line of Python for a confined process. program: further words, such as ``-m module``."""
     return [sys.executable, "-E", "-P", "-W", "ignore", *program]
 
 
 def environment(threads: int = 1) -> dict[str, str]:
-    """Return a confined process's environment, which has nothing of this one's but where programs are."""
+    """Return a confined process's environment, which has only the places of programs."""
     return {
         "OMP_NUM_THREADS": str(threads),
         "PATH": os.environ.get("PATH", ""),
@@ -194,9 +194,9 @@ def environment(threads: int = 1) -> dict[str, str]:
 
 
 class ConfinedProcess:
-    """A process that calls `serve`, started with the first request. It ends with this object, or by `close`.
+    """A process that calls `serve`, from the first request until `close` or the end of this object.
 
-    Threads wait for each other, and a fork of this process starts its own: an answer belongs to the request before it.
+    Threads wait for each other, and a fork of this process starts its own: an answer belongs to the last request.
 
     Args:
         module: the process's, run by ``python -m``.
@@ -212,7 +212,7 @@ class ConfinedProcess:
         return ConfinedProcess, (self._module, self._threads)  # a copy has a process of its own
 
     def ask(self, arrays: Mapping[str, Array], seconds: float = LONGEST) -> dict[str, Array]:
-        """Return what the process answers.
+        """Return the process's answer.
 
         Raises:
             ParameterError: what it raised; or it ended, took longer, or sent a malformed answer.
@@ -246,7 +246,7 @@ class ConfinedProcess:
             raise
 
     def close(self) -> str:
-        """End the process, if there is one; return how it ended."""
+        """End the process, if any; return how it ended."""
         process, self._process = self._process, None
         return "" if process is None else process.close()
 

@@ -71,11 +71,11 @@ class RunFolder:
         self._hold.enter_context(held(self.path))
 
     def release(self) -> None:
-        """Let others write here; also where nothing was held."""
+        """Let others write here; without a hold this does nothing."""
         self._hold.close()
 
     def begin(self, run_file: str | None) -> None:
-        """Make the folder and hold it. Raises `moretta.errors.ParameterError` if there is a run in it already."""
+        """Make the folder and hold it. Raises `moretta.errors.ParameterError` if it holds a run."""
         refuse_held(self.path)
         self._refuse_another()
         try:
@@ -97,26 +97,25 @@ class RunFolder:
             )
 
     def helped(self, silo: str) -> HelpedFile:
-        """Return where a silo of a run in one process keeps what it has helped to open: no checkpoint takes it back."""
+        """Return a silo's file of sums that it has helped to open in a run in one process; no checkpoint resets it."""
         if silo not in self._helped:
             self._helped[silo] = HelpedFile(str(self.path.absolute() / "helped" / f"{silo}.jsonl"))
         return self._helped[silo]
 
     def begin_helped(self, *, begun: bool) -> None:
-        """Make the files of all silos that were asked for, unless they should exist: `HelpedFile.begin`."""
+        """Make the files of all silos of `helped`, unless they should exist: `HelpedFile.begin`."""
         for file in self._helped.values():
             file.begin(begun=begun)
 
     def discard(self) -> None:
-        """Remove a folder that `begin` made, of a run that turned out to be impossible before its first round."""
+        """Remove a folder that `begin` made, if its run failed before the first round."""
         shutil.rmtree(self.path)
 
     @contextmanager
     def logging(self) -> Iterator[None]:
-        """Send Moretta's warnings and notes to ``log.txt`` for as long as the run lasts.
+        """Send Moretta's warnings and notes to ``log.txt`` during the run.
 
-        A run that fails says so in its last line, so that readers of the folder know why; one that is resumed says that
-        too.
+        Its last line names a failure, so that readers of the folder know why; it also notes a resume.
         """
         path = self.path / "log.txt"
         resumed = path.exists() and path.stat().st_size > 0
@@ -151,12 +150,12 @@ class RunFolder:
             handler.close()
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Add a round to the history."""
+        """Append a round to the history."""
         history = Journal(self.path / HISTORY, forces=False, mode=0o644)  # each time anew, so one that was moved is too
         history.append(json.dumps(_finite(line), allow_nan=False))
 
     def history(self, up_to: int) -> list[dict[str, Any]]:
-        """Return the rounds up to a number and forget later ones, which a killed run had begun."""
+        """Return the rounds up to a number, and remove later ones, which a killed run had begun."""
         there = (self.path / HISTORY).exists()
         lines = read_text(self.path, HISTORY).splitlines() if there else []
         kept = [line for line in lines if (number := _round(line)) is not None and number <= up_to]
@@ -170,9 +169,9 @@ class RunFolder:
         return hashlib.sha256(written).hexdigest()
 
     def hold_rows(self, digests: Mapping[str, str]) -> None:
-        """Keep digests of silos' rows, or compare them with those that are kept.
+        """Save digests of silos' rows, or compare them with the saved ones.
 
-        Raises `moretta.errors.ParameterError`, naming the silos, where rows have changed since the run began.
+        Raises `moretta.errors.ParameterError`, naming the silos, if rows have changed since the run began.
         """
         path = self.path / ROWS_BY_SILO
         if not path.exists():
@@ -186,7 +185,7 @@ class RunFolder:
             )
 
     def write_model(self, name: str, tensors: Tensors, mode: int = 0o600) -> None:
-        """Write one model as safetensors. mode: only what may be given away is for others to read."""
+        """Write one model as safetensors. mode: only files to pass on are readable by others."""
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         arrays = {key: np.ascontiguousarray(value).reshape(value.shape) for key, value in tensors.items()}
@@ -195,7 +194,7 @@ class RunFolder:
         write_atomically(path, content, mode)
 
     def write_confined(self, displacement: Tensors, models: Mapping[str, Tensors], most: int) -> None:
-        """Write D and confined models, unless they are more than `most`; each is its participant's secret."""
+        """Write D and at most `most` confined models; each is its participant's secret."""
         self.write_model("model.safetensors", displacement)
         (self.path / "participants").mkdir(exist_ok=True)
         kept = "" if len(models) <= most else f"Of these {len(models)} none is kept: there are more than {most}.\n"
@@ -205,7 +204,7 @@ class RunFolder:
 
 
 def why(error: BaseException) -> str:
-    """Return why a run ended before its time, in one line: an error of Moretta's by its sentence, others by kind."""
+    """Return why a run ended early, in one line: the sentence of one of our errors, or the class of another."""
     if isinstance(error, KeyboardInterrupt):
         return "it was interrupted; --resume goes on from its last checkpoint"
     sentence = str(error) if isinstance(error, MorettaError) else getattr(error, "strerror", None)
@@ -213,15 +212,15 @@ def why(error: BaseException) -> str:
 
 
 class _Log(logging.FileHandler):
-    """A file that loses lines where the disk is full, and says nothing: what the run itself writes fails by name."""
+    """A log file that silently loses lines on a full disk; the run's own writes fail with an error."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # logging's name
-        """Take an error of the disk; any other is a mistake of ours."""
+        """Ignore an error of the disk; any other is our mistake."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
 
     def close(self) -> None:
-        """Close the file, which may have lines that no disk has room for."""
+        """Close the file, whose last lines a full disk may lack."""
         with suppress(OSError):
             super().close()
 
@@ -232,7 +231,7 @@ def _note(handler: logging.Handler, level: int, text: str) -> None:
 
 
 def _finite(value: Any) -> Any:
-    """Return JSON content with null for NaN and infinity, which JSON has not: a run that diverged has them."""
+    """Return JSON content with null for NaN and infinity, which a diverged run has and JSON lacks."""
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -248,9 +247,9 @@ def _round(line: str) -> int | None:
 
 
 def read_model(folder: Path, name: str) -> dict[str, Array]:
-    """Return the arrays of a model in a run folder, by its file's name there.
+    """Return the arrays of a model in a run folder, by its file's name.
 
-    Raises `moretta.errors.ParameterError` for a missing file, or another than the run wrote, by its record.
+    Raises `moretta.errors.ParameterError` for a missing file, or one that differs from the run's record.
     """
     digests = _result(folder).get("models", {})
     if not isinstance(digests, dict):
@@ -268,9 +267,9 @@ def read_model(folder: Path, name: str) -> dict[str, Array]:
 
 
 def read_inputs(folder: Path) -> dict[str, Any]:
-    """Return what a run's inputs and outputs mean.
+    """Return the meaning of a run's inputs and outputs.
 
-    Raises `moretta.errors.ParameterError` where that is missing, damaged, or another than the run wrote, by its record.
+    Raises `moretta.errors.ParameterError` if the file is missing, damaged, or differs from the run's record.
     """
     path = folder / "inputs.json"
     written = read_present(folder, path.name, "a file of a finished run")
@@ -280,7 +279,7 @@ def read_inputs(folder: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return one JSON file of a run folder. Raises `moretta.errors.ParameterError` where it is missing or damaged."""
+    """Return a JSON file of a run folder. Raises `moretta.errors.ParameterError` if it is missing or damaged."""
     return _parsed(path, read_present(path.parent, path.name, "a file of a finished run"))
 
 
@@ -295,7 +294,7 @@ def _parsed(path: Path, written: bytes) -> dict[str, Any]:
 
 
 def _result(folder: Path) -> dict[str, Any]:
-    """Return the result of a run; nothing of a folder that a model was saved to."""
+    """Return the result of a run; empty for a folder that only holds saved models."""
     return read_json(folder / "result.json") if (folder / "result.json").exists() else {}
 
 

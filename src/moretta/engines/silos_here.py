@@ -1,9 +1,9 @@
-"""The silos' roles in one process: what each of them answers, or why it does not.
+"""The silos' roles in one process: each one's answer, or why it has none.
 
-Small models are bound by the cost of calls, not by arithmetic. So silos are asked slot by slot, and those of a slot go
-on in lockstep: where several wait for the same work on batches of the same shapes (`moretta.contract.roles.Work`), it
-is done for all of them in one call. Which silos that are follows from their order in the federation, from whom is asked
-and from shapes, never from a clock or from how many processes there are. A process runs whole slots of silos.
+The cost of small models is calls, not arithmetic. So silos are asked slot by slot, and those of a slot advance in
+lockstep: if several wait for the same work on batches of the same shapes (`moretta.contract.roles.Work`), one call does
+it for all. The silos of a call follow from their order in the federation, from the ask and from shapes, not from a
+clock or the number of processes. A process runs whole slots of silos.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ SLOT = 25  # silos at most; beyond, one call has no more to share
 
 @dataclass(frozen=True)
 class Answered:
-    """What a silo answered, or why it did not, and the seconds that it took.
+    """A silo's answer, or why it has none, and its seconds.
 
-    lengths: as of `moretta.engines.delivery.lengths_of`, where another process has found them.
+    lengths: as of `moretta.engines.delivery.lengths_of`, if another process has computed them.
     """
 
     answer: Message | Missing
@@ -51,18 +51,18 @@ def slots_of(silos: Sequence[str]) -> list[Sequence[str]]:
 
 
 def absent(silo: str) -> Answered:
-    """Return what is known of a silo that nobody runs."""
+    """Return the answer of a silo that nobody runs."""
     return Answered(Missing(Reason.DISCONNECTED, f"no silo `{silo}` is here"), 0.0)
 
 
 class SilosHere:
     """Asks the clients of this process.
 
-    `codec`: through which each message passes before a silo has it, as over a network, and silos are then asked one by
-    one; None hands over the object. `slots`: the silos that go on together; None is `slots_of` the clients.
-    `kept`: what becomes of an answer until all have answered. `deadline`: of silos with a process of their own.
-    `clock`: takes the seconds of the silos' phases. `scores`: as silos have read them. `stacks`: whether the model is
-    one that silos compute with together, so that rounding may tell it.
+    `codec`: encodes and decodes each message, as a network would, and silos are then asked one by one; None passes the
+    object. `slots`: the silos that advance together; None is `slots_of` the clients. `kept`: changes an answer until
+    all have answered. `deadline`: of silos with their own process. `clock`: takes the silos' seconds by phase.
+    `scores`: as silos have read them. `stacks`: whether silos compute together with the model, so that rounding may
+    depend on it.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class SilosHere:
                 child.deadline = deadline
 
     def answers(self, messages: Mapping[str, Message]) -> Mapping[str, Answered]:
-        """Return what each silo answers to its message, in their order."""
+        """Return each silo's answer to its message, in their order."""
         slots, answers = self._slots if self._codec is None else [], dict[str, Answered]()
         with self.clock.phase("preparation"):  # what silos do outside their own phases: load what came, draw rows
             for slot in slots:
@@ -103,7 +103,7 @@ class SilosHere:
 
     @property
     def parts(self) -> Sequence[Sequence[str]]:
-        """The silos that run in one process, so that those computing together do not depend on how many there are."""
+        """The silos of each process, so that which compute together does not depend on the number of processes."""
         parts: list[Sequence[str]] = []
         for slot in self._slots:
             local = [self._clients[silo] for silo in slot if self._clients[silo] not in self._children]
@@ -112,19 +112,19 @@ class SilosHere:
         return parts
 
     def only(self, silos: Sequence[str]) -> SilosHere:
-        """Return the same for some of the silos, with a clock of its own."""
+        """Return the same for some of the silos, with its own clock."""
         slots = [[silo for silo in slot if silo in silos] for slot in self._slots]
         clients = {silo: self._clients[silo] for silo in silos}
         return SilosHere(clients, self._codec, [slot for slot in slots if slot], kept=self._kept, scores=self.scores)
 
     @property
     def peak_mib(self) -> float | None:
-        """The most memory that any silo with a process of its own has taken so far; None without such silos."""
+        """The largest memory of any silo's own process so far; None without such silos."""
         return max(map(attrgetter("peak_mib"), self._children), default=None)
 
     @property
     def ends(self) -> int:
-        """How often the process of a silo has ended."""
+        """How often a silo's process has ended."""
         return sum(map(attrgetter("ends"), self._children))
 
     def states(self) -> Mapping[str, State]:
@@ -132,18 +132,18 @@ class SilosHere:
         return {silo: client.state() for silo, client in self._clients.items()}
 
     def gather(self) -> None:
-        """Do nothing: anyone who built the silos' roles has the very ones that answer."""
+        """Do nothing: the roles here are the ones that answer."""
 
     def spread(self, states: Mapping[str, State]) -> None:
         """Do nothing, as `gather`."""
 
     def restore(self, states: Mapping[str, State]) -> None:
-        """Give silos their states."""
+        """Restore silos' states."""
         for silo, state in states.items():
             self._clients[silo].restore(state)
 
     def close(self) -> None:
-        """End the processes of silos."""
+        """End the silos' processes."""
         for child in self._children:
             child.close()
 
@@ -169,7 +169,7 @@ class SilosHere:
         return {turn.silo: Answered(turn.answer, turn.seconds) for turn in turns}
 
     def _make_room(self, turns: Sequence[_Turn]) -> None:
-        """Wait for a process of a silo where as many work as there are processors: each has its own deadline."""
+        """Wait for a silo's process if as many work as there are processors: each has its own deadline."""
         busy = [turn for turn in turns if isinstance(turn.work, Waiting)]
         if len(busy) >= PROCESSORS:
             _do(busy[:1])
@@ -184,7 +184,7 @@ class SilosHere:
 
 
 class _Turn:
-    """A silo on its way to an answer. work: what it waits for; None where it has answered, or never will."""
+    """A silo on its way to an answer. work: what it waits for; None if it has answered, or never will."""
 
     def __init__(self, silo: str, steps: Answering) -> None:
         self.silo, self.seconds = silo, 0.0
@@ -194,7 +194,7 @@ class _Turn:
         self._steps = steps
 
     def go_on(self, resume: Callable[[Answering], Work]) -> None:
-        """Go on until the answer, or until work that other silos may share; other work is done at once."""
+        """Advance to the answer, or to work that other silos may share; do other work at once."""
         began = time.perf_counter()
         try:
             self.work = resume(self._steps)
@@ -223,7 +223,7 @@ class _Turn:
 
 
 def _do(group: Sequence[_Turn]) -> None:
-    """Do the work that silos wait for, in one call where they are enough, and let them go on."""
+    """Do the work that silos wait for, in one call if they are enough, and let them advance."""
     works = [turn.work for turn in group if turn.work is not None]
     began = time.perf_counter()
     results = _together(works) if len(works) >= max(2, works[0].least) else None
@@ -234,7 +234,7 @@ def _do(group: Sequence[_Turn]) -> None:
 
 
 def _together(works: Sequence[Work]) -> Sequence[Any] | None:
-    """Return the results of one call; None where it fails, so that a silo's error is found where it is alone."""
+    """Return the results of one call; None if it fails, so that each silo alone finds its own error."""
     try:
         return works[0].together(works)
     except Exception as error:  # noqa: BLE001  # it is raised again by the silo whose error it is, if any

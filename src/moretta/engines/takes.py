@@ -1,17 +1,15 @@
-"""Which take of a round runs next, by whom, where silos have helped to open a sum of it before; which they opened.
+"""The next take of a round, and its silos, after silos have helped to open a sum of it; and the opened sums.
 
-A silo says so by `moretta.contract.messages.Spent`, and nobody else can see whether it is true. So what it says costs
-others little:
+A silo reports this by `moretta.contract.messages.Spent`, and nobody else can check it. So a report costs others little:
 
-- A next take is believed up to one past the highest that the server has asked for, which the server has on disk first
-  (`AskedTakes`). An honest silo helped only with takes that were asked for. It names no higher one, also to a server
-  that went back to an older checkpoint.
-- A set of silos that alone may repeat the round is believed where it is all that are to take part, or where most of
-  those who are there name it: without these the round could not run anyway. Else anyone who names it sits the round
-  out.
+- A next take is accepted up to one past the highest that the server has asked for, which is on its disk first
+(`AskedTakes`). An honest silo helped only with takes that were asked for, so it names no higher one, also to a server
+that returned to an older checkpoint.
+- A set of silos that alone may repeat the round is accepted if it has all that are to take part, or if most of those
+present name it: without these the round could not run anyway. Otherwise the silos that name it sit the round out.
 
-`OpenedSum` is what the messages of an attempt show. What a run's report says of who takes part follows from these, as a
-silo that was missing for a moment may be in the round's sum all the same, and one that was lost before the sum is not.
+`OpenedSum` is what an attempt's messages show. A report's statements about who takes part follow from these. A silo
+that was missing for a moment may still be in the round's sum, and one that was lost before the sum is not.
 """
 
 from __future__ import annotations
@@ -43,9 +41,9 @@ _ALONE = Missing(
 class AskedTakes:
     """The highest take of each round that was asked for, in all sessions of a run.
 
-    journal: has a line for each take but the first of a round, before it is asked for; None for a run without a folder.
-    Without its lines, as of a run of an earlier version, takes are believed one by one.
-    Raises `moretta.errors.ParameterError` for other lines.
+    journal: has a line for each take after the first of a round, written before the ask; None for a run without a
+    folder. Without lines, as of a run of an earlier version, takes are accepted one by one. Raises
+    `moretta.errors.ParameterError` for other lines.
     """
 
     def __init__(self, journal: Journal | None = None) -> None:
@@ -61,14 +59,14 @@ class AskedTakes:
             self._highest[number] = max(take, self._highest.get(number, 0))
 
     def ask(self, now: Stamp) -> None:
-        """Record a take that is about to be asked for. Raises `moretta.errors.RunFailed` where that is impossible."""
+        """Record a take before it is asked for. Raises `moretta.errors.RunFailed` if that is impossible."""
         if now.take > self._highest.get(now.round, 0):
             if self._journal is not None:
                 self._journal.append(f"{now.round} {now.take}")
             self._highest[now.round] = now.take
 
     def believed(self, spent: Spent) -> Spent:
-        """Return what a silo says, with a take that can be true."""
+        """Return a silo's report, with its take lowered to a possible one."""
         limit = self._highest.get(spent.stamp.round, 0) + (not spent.whole)
         return spent if spent.next_take <= limit else replace(spent, next_take=limit)
 
@@ -89,16 +87,16 @@ class RoundTakes:
         self._claimed = Counter[str]()
 
     def playing(self, lost: Mapping[str, Missing]) -> list[str]:
-        """Return who takes part, of those who are wanted."""
+        """Return the silos of the next take."""
         return [silo for silo in self.only or self._cohort if silo not in lost and silo not in self._alone]
 
     @property
     def names_silos(self) -> bool:
-        """Whether any silo says that some silos alone may play the round again, as it uploads all its rows."""
+        """Whether a silo reports that some silos alone may repeat the round, because it uploads all its rows."""
         return bool(self.only or self._alone)
 
     def others(self) -> dict[str, Missing]:
-        """Return who of those who are wanted may not take part, and why."""
+        """Return the silos of the cohort that may not take part, and why."""
         why = Missing(
             Reason.SPENT,
             f"{', '.join(self._named_by):.300} said that only {', '.join(self.only):.300} may repeat this round, "
@@ -108,9 +106,9 @@ class RoundTakes:
         return excluded | dict.fromkeys(self._alone, _ALONE)
 
     def after(self, ended: Aborted, lost: Collection[str]) -> dict[str, Missing]:
-        """Note why an attempt was aborted; return the silos to leave out because they said that too often.
+        """Note why an attempt was aborted; return the silos to leave out because they reported that too often.
 
-        lost: who is left out by now.
+        lost: the silos that are left out by now.
         """
         spent = {silo: why.spent for silo, why in ended.missing.items() if why.spent is not None}
         # Where a set was tried that was named, whoever names one again is at fault, and not those who answer it.
@@ -131,13 +129,13 @@ class RoundTakes:
         return dict.fromkeys(often, _OFTEN)
 
     def without_them(self) -> dict[str, Missing]:
-        """Let all play the next take except silos that would only repeat the last one; return those."""
+        """Let all silos run the next take except those that would only repeat the last one; return those."""
         left_out = dict.fromkeys(self._bound, _BOUND)
         self.take, self.only, self._bound = self.take + bool(left_out), (), []
         return left_out
 
     def _believed(self, claims: Mapping[str, Spent], lost: Collection[str]) -> Spent | None:
-        """Return the claim that most silos make, of these that of the largest set, if it is to be believed.
+        """Return the claim that most silos make, of several the one of the largest set, if it is accepted.
 
         Silos that no longer know their set cannot repeat it, and do not count.
         """
@@ -154,7 +152,7 @@ class RoundTakes:
 
 
 def can_play(spent: Spent, silo: str, cohort: Sequence[str], least: int) -> bool:
-    """Return whether a silo names a set that may play the round again; it names none where it no longer knows it."""
+    """Return whether a silo names a set that may repeat the round; it names none if it no longer knows it."""
     named = set(spent.survivors)
     least = 1 if "/" in spent.stamp.run else least  # a group of CGD's has its own
     return not (spent.whole and named) or (silo in named and named <= set(cohort) and len(named) >= least)
@@ -164,9 +162,9 @@ def can_play(spent: Spent, silo: str, cohort: Sequence[str], least: int) -> bool
 class OpenedSum:
     """A sum that silos helped to open; under the scheme ``none`` the server sees each part of it.
 
-    `round`, `take`: as its messages are stamped. `silos`: those in the sum, sorted. `group`: a group of CGD's, else
-    empty. `set_up`: whether it belongs to a set-up, as statistics do. `used`: whether a result is made of it; otherwise
-    its attempt was aborted, and the server alone may know it.
+    `round`, `take`: of its messages' stamps. `silos`: those in the sum, sorted. `group`: a group of CGD's, else empty.
+    `set_up`: whether it belongs to a set-up, as statistics do. `used`: whether a result is made of it; otherwise its
+    attempt was aborted, and only the server may know it.
     """
 
     round: int
@@ -178,17 +176,17 @@ class OpenedSum:
 
     @classmethod
     def of(cls, now: Stamp, silos: tuple[str, ...], *, set_up: bool, used: bool) -> OpenedSum:
-        """Return the sum of a stamp, whose run id begins with the name of a group where there is one."""
+        """Return the sum of a stamp, whose run id begins with the name of its group, if any."""
         return cls(now.round, now.take, silos, now.run.rpartition("/")[0], set_up, used)
 
 
 def opens(ask: Ask) -> bool:
-    """Return whether silos that answer an ask help to open a sum that they hide; an answer may have left unheard."""
+    """Return whether an answer to an ask helps to open a sum that masks hide, even if the answer was lost."""
     return any(isinstance(message, Unmask | AddShares) for message in ask.messages.values())
 
 
 def opened_by(ask: Ask, replies: Replies) -> Iterator[tuple[Stamp, tuple[str, ...]]]:
-    """Yield the stamp and the silos of each sum that these replies help to open; the same sum perhaps repeatedly."""
+    """Yield the stamp and the silos of each sum that these replies help to open; one sum perhaps repeatedly."""
     plain = dict[Stamp, list[str]]()
     for silo, answer in replies.answers.items():
         match ask.messages[silo]:

@@ -1,4 +1,4 @@
-"""Time and memory that a process takes: seconds by phase, and MiB (2^20 bytes) with a cap far above a limit."""
+"""Time and memory of a process: seconds by phase, and MiB (2^20 bytes), with a cap far above a limit."""
 
 import contextlib
 import ctypes
@@ -18,7 +18,7 @@ _earlier = 0.0  # the highest peak before the system counts anew
 
 
 def peak_mib() -> float:
-    """Return the most memory that this process has had resident since it began; it never falls."""
+    """Return the largest resident memory of this process since it began."""
     peak = status("VmHWM")
     if peak is not None:
         return max(peak, _earlier)  # on Linux ru_maxrss begins with the parent's peak, so it is the last resort
@@ -27,7 +27,7 @@ def peak_mib() -> float:
 
 
 def peak_of(work: Callable[[], object]) -> float:
-    """Return the most memory resident while some work runs; where the system cannot tell, since the process began."""
+    """Return the largest resident memory during some work; since the process began if the system cannot reset it."""
     global _earlier
     earlier = peak_mib()
     with contextlib.suppress(OSError):
@@ -39,11 +39,11 @@ def peak_of(work: Callable[[], object]) -> float:
 
 
 def cap(limit_mib: float) -> None:
-    """Have the system refuse this process memory far above a limit, as a graph could ask for gigabytes at once.
+    """Have the system refuse this process memory far above a limit, because a graph could ask for gigabytes.
 
-    What counts is memory reserved for writing, used or not. So the bound is the limit, what is reserved by now and not
-    resident (threads' stacks and heaps, some 90 MiB), and `HEADROOM`; or `HEADROOM` above what is reserved already if
-    that is more. Only Linux bounds all of it.
+    Memory reserved for writing counts, used or not. The bound is the limit, the memory reserved by now and not resident
+    (threads' stacks and heaps, some 90 MiB), and `HEADROOM`; or the reserved memory and `HEADROOM` if that is more.
+    Only Linux bounds all of it.
     """
     reserved = status("VmData") or 0.0
     unused = max(0.0, reserved - (status("RssAnon") or 0.0))
@@ -53,10 +53,10 @@ def cap(limit_mib: float) -> None:
 
 
 def give_back_code() -> None:
-    """Give back the resident pages of programs and libraries that were read from files and are as they were (Linux).
+    """Release resident pages of programs and libraries that are unchanged from their files (Linux).
 
-    Loading a library or a graph runs through much code that nothing needs again. Pages that are needed are read again,
-    mostly from the system's own cache.
+    Loading a library or a graph runs much code that is not needed again. Needed pages are read again, mostly from the
+    system's own cache.
     """
     try:
         maps = Path("/proc/self/smaps").read_text().splitlines()
@@ -75,9 +75,9 @@ def give_back_code() -> None:
 
 
 def give_back_heap() -> None:
-    """Give back the pages that the heap keeps of what was freed, where the C library is GNU's.
+    """Release freed pages of the heap, with GNU's C library.
 
-    Of its own accord it gives back little but the heap's end. For work that is done once and needs much.
+    By itself that releases little but the heap's end. It is for work that is done once and needs much.
     """
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
@@ -120,7 +120,7 @@ class Clock:
         self._since = now
 
     def charge(self, name: str, seconds: float) -> None:
-        """Count seconds that another process spent in a phase, where this one waited for it, as that phase's."""
+        """Count seconds of another process in a phase, while this one waited for it, as that phase's."""
         self._charge()
         self._seconds[name] += seconds
         if self._open:

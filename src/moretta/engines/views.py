@@ -1,11 +1,11 @@
-"""Recorded views: exactly the messages that a role saw, as the codec's bytes, a file for each role and round.
+"""Recorded views: exactly the messages that a role saw, as the codec's bytes, in a file for each role and round.
 
-``views/<role>/round-000012.0.bin`` holds round 12 as seen in session 0 (a resumed run is in its next session). It
-begins with `MAGIC`. Each record is two parts behind their lengths (`moretta.contract.framing`): a JSON line
-(``{"direction": "sent" | "received", "peer": ..}``) and the message.
+``views/<role>/round-000012.0.bin`` holds round 12 of session 0 (a resumed run is in its next session). It begins with
+`MAGIC`. Each record is two parts behind their lengths (`moretta.contract.framing`): a JSON line (``{"direction": "sent"
+| "received", "peer": ..}``) and the message.
 
-``views/index.jsonl`` names the run, and then has a line for each file with its SHA-256; ``result.json`` has the digest
-of the index. A file without a line belongs to a round that was never finished.
+``views/index.jsonl`` names the run, and has a line for each file with its SHA-256; ``result.json`` has the digest of
+the index. A file without a line belongs to an unfinished round.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Seen:
 
 
 class Recorder:
-    """Keeps what each role sees in the rounds that are wanted.
+    """Records what each role sees in the selected rounds.
 
-    folder: the run's ``views``. rounds: True for all, or their numbers. session: how often the run was resumed.
-    run: its id.
+    folder: the run's ``views``. rounds: True for all, or their numbers. session: how often the run was resumed. run:
+    its id.
     """
 
     def __init__(self, folder: Path, rounds: bool | tuple[int, ...], session: int = 0, run: str = "") -> None:
@@ -65,7 +65,7 @@ class Recorder:
         self._pending[role, self._round].append(_record(direction, peer, data))
 
     def flush(self) -> None:
-        """Write what was noted, at the end of a round."""
+        """Write the round's messages at its end."""
         lines = []
         for (role, number), records in self._pending.items():
             name, data = _file(role, number, self._session), MAGIC + b"".join(records)
@@ -82,7 +82,7 @@ class Recorder:
 
 
 def note(folder: Path, role: str, number: int, messages: Sequence[Seen]) -> None:
-    """Append messages to the view of a round of a role in another framework, as long as no index has it."""
+    """Append messages to the view of a round of a role in another framework, unless an index lists it."""
     if not messages:
         return
     path = folder / _file(role, number, 0)
@@ -107,14 +107,14 @@ def _record(direction: str, peer: str, data: bytes) -> bytes:
 
 
 def digest(folder: Path) -> str:
-    """Return the SHA-256 of the index of a run's views, in hex; empty where none were recorded."""
+    """Return the SHA-256 of the index of a run's views, in hex; empty without views."""
     index = folder / INDEX
     return hashlib.sha256(_content(folder, INDEX)).hexdigest() if index.exists() else ""
 
 
 @dataclass(frozen=True)
 class Views:
-    """The recorded views of a finished run, every file of which is the one that was recorded.
+    """The recorded views of a finished run, each file checked against its recorded digest.
 
     files: by role, and by round: the last session that finished it.
     """
@@ -170,7 +170,7 @@ class Views:
         return tuple(sorted(self.files.get("server", {})))
 
     def data(self, role: str, number: int) -> bytes:
-        """Return one file's bytes. Raises `moretta.errors.ParameterError` where they are not what was recorded."""
+        """Return one file's bytes. Raises `moretta.errors.ParameterError` if they differ from the record."""
         name = self.files[role][number]
         path = self.folder / name
         data = _content(self.folder, name)
@@ -208,7 +208,7 @@ def read(path: Path) -> Iterator[Seen]:
 
 
 def parse(data: bytes, where: str) -> Iterator[Seen]:
-    """Return the messages of one file's bytes, in order. where: it, for an error; raises as `read`."""
+    """Return the messages of one file's bytes, in order. where: the file, for an error; raises as `read`."""
     if not data.startswith(MAGIC):
         raise ParameterError(
             f"{where}: expected recorded views of format {FORMAT}; was it recorded by another version?"

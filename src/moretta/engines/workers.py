@@ -49,7 +49,7 @@ PATIENCE = 1.0
 
 
 class _Worker(NamedTuple):
-    """children: how many of its silos run in processes of their own, which it ends one by one."""
+    """children: the number of its silos in processes of their own, which it ends one by one."""
 
     silos: Sequence[str]
     process: int
@@ -61,7 +61,7 @@ class Workers:
     """Asks silos in `count` processes, as `SilosHere` does in one.
 
     here: the same silos in this process. prepare: called in each worker at its start. Raises
-    `moretta.errors.ParameterError` where a worker cannot start.
+    `moretta.errors.ParameterError` if a worker cannot start.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Workers:
             ) from None
 
     def answers(self, messages: Mapping[str, Message]) -> Mapping[str, Answered]:
-        """Return what each silo answers to its message, in their order. Raises RunFailed where a worker has ended."""
+        """Return each silo's answer to its message, in their order. Raises RunFailed if a worker has ended."""
         self._asked, asked = True, dict[int, Any]()
         for number, worker in enumerate(self._workers):
             if mine := {silo: messages[silo] for silo in worker.silos if silo in messages}:
@@ -108,12 +108,12 @@ class Workers:
 
     @property
     def peak_mib(self) -> float | None:
-        """The most memory that any silo with a process of its own has taken so far; None without such silos."""
+        """The largest memory of any silo's own process so far; None without such silos."""
         return max((peak for peak in self._peaks.values() if peak is not None), default=None)
 
     @property
     def ends(self) -> int:
-        """How often the process of a silo has ended."""
+        """How often a silo's process has ended."""
         return sum(self._ends.values())
 
     def scores(self) -> Mapping[str, float]:
@@ -121,7 +121,7 @@ class Workers:
         return self._scores
 
     def gather(self) -> None:
-        """Bring the roles of this process to where those in the workers stand."""
+        """Bring the roles of this process to the states of those in the workers."""
         if not self._asked:
             return
         for reply in self._exchange({number: {"do": "states"} for number in range(len(self._workers))}).values():
@@ -131,7 +131,7 @@ class Workers:
         self._asked = False
 
     def spread(self, states: Mapping[str, State]) -> None:
-        """Give the silos in the workers their states."""
+        """Restore states in the workers' silos."""
         self._exchange(
             {
                 number: {"do": "restore", "states": {silo: states[silo] for silo in worker.silos if silo in states}}
@@ -148,9 +148,9 @@ class Workers:
             return Answered(Missing(Reason.MALFORMED, str(error)), fields["seconds"])
 
     def _charge(self, replies: Collection[Mapping[str, Any]]) -> None:
-        """Charge the workers' phases: together as long as the busiest worker took, each by its part of all the work.
+        """Charge the workers' phases: in sum the seconds of the busiest worker, each phase by its part of all the work.
 
-        The rest of the seconds, in which messages passed between processes, stays with the delivery.
+        The remaining seconds, in which messages passed between processes, stay with the delivery.
         """
         busy = [reply["busy"] for reply in replies]
         for reply in replies:
@@ -228,14 +228,14 @@ class Workers:
 
 
 def shared_out(parts: Sequence[Sequence[str]], count: int) -> list[list[str]]:
-    """Return which silos run in which of `count` workers: whole parts, in order; of fewer parts, in fewer workers."""
+    """Return the silos of each of `count` workers: whole parts, in order; fewer parts make fewer workers."""
     count = min(count, len(parts))
     cuts = [round(number * len(parts) / count) for number in range(count + 1)]
     return [[silo for part in parts[cuts[k] : cuts[k + 1]] for silo in part] for k in range(count)]
 
 
 def _end(workers: Sequence[_Worker], owner: int) -> None:
-    """End workers, at the latest after `PATIENCE`, and what they need to end the processes of their silos."""
+    """End workers and their silos' processes, within `PATIENCE`."""
     if os.getpid() != owner:  # a copy in a worker
         return
     for worker in workers:
@@ -266,7 +266,7 @@ def _how(process: int, until: float) -> str:
 def play(
     ours: socket.socket, silos: SilosHere, kinds: Mapping[str, type[Message]], prepare: Callable[[], None]
 ) -> None:
-    """Answer until there is nobody to answer to."""
+    """Answer requests until the other side is gone."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes, and is for the first
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,10 +1,10 @@
-"""The audit of a run folder, as the command line asks for it.
+"""The audit of a run folder, for the command line.
 
-It may be of a run of another framework, whose sites recorded what they saw (`run_folder_of`). Each site's mod or filter
-keeps its silo's view, as messages of the secure sum by itself. A model that it was sent in the clear is a `PlainUpload`
-that it received, before an `AskSum`; its own result is a `PlainUpload` that it sent, or the messages of a sum. Here the
-first two become the protocol's own question, and the server's view is put together of what all silos sent and received.
-The true models are those that silos were sent; rows are the given federation's.
+It also takes a run of another framework whose sites recorded their views (`run_folder_of`). Each site's mod or filter
+records its silo's view as messages of the secure sum. A model that arrives in the clear is a received `PlainUpload`
+before an `AskSum`. The site's result is a sent `PlainUpload`, or the messages of a sum. The first two become the
+protocol's own question, and the messages of all silos together make the server's view. The true models are those that
+silos received; the given federation has the rows.
 """
 
 import copy
@@ -60,15 +60,14 @@ def audit_folder(
     federation: str | None = None,
     views: bool = False,
 ) -> Audit:
-    """Audit a finished run; its rows and architecture are made again from its own run file.
+    """Audit a finished run, with its rows and architecture rebuilt from its own run file.
 
     `background`: a file of `read_background`. `allow_code`: import the code of model and rows that the folder names
-    (`moretta.run.consent`). `federation`: of a run made from Python, the "module:function", beside the working
-    directory, that returns the federation that trained it, with its rows. `views`: the folder has what sites of another
-    framework recorded (`run_folder_of`), whose silos and steps that federation has. The rest as of
-    `moretta.audit.auditor.audit`.
-    Raises `moretta.errors.ParameterError` for a folder that holds no finished run, or a run made from Python
-    without `federation`, as its rows are not in the folder, and as `moretta.audit.auditor.audit`.
+    (`moretta.run.consent`). `federation`: for a run made from Python, the "module:function" beside the working
+    directory that returns its federation with the rows. `views`: the folder has views that sites of another framework
+    recorded (`run_folder_of`). Other arguments are those of `moretta.audit.auditor.audit`.
+    Raises `moretta.errors.ParameterError` as that does, for a folder without a finished run, and for a run made from
+    Python without `federation`, because its rows are not in the folder.
     """
     if views:
         played, rounds, seed = _recorded_elsewhere(folder, federation)
@@ -89,12 +88,12 @@ def audit_folder(
 
 
 def check_folder(folder: Path, allow_code: bool = False) -> None:
-    """Refuse, as `audit_folder` does, a folder that cannot be audited."""
+    """Raise what `audit_folder` raises for a folder that cannot be audited."""
     opened(folder, *_played(folder, allow_code))
 
 
 def _played(folder: Path, allow_code: bool, federation: str | None = None) -> tuple[Federation, int, int]:
-    """Return what a run folder's own run file makes, or a function: the federation, its rounds and its seed."""
+    """Return the federation, rounds and seed of a run folder, by its run file or by the named function."""
     if not folder.is_dir():
         raise ParameterError(f"{folder}: expected a run folder; there is no such directory")
     if not (folder / "result.json").exists():
@@ -140,9 +139,9 @@ def _made_by(federation: str) -> Federation:
 
 
 def read_background(path: Path, layout: SampleLayout | None = None) -> tuple[Array, Array]:
-    """Return rows that attackers may have: x and y of a .npz file, as silos have theirs.
+    """Return the rows of attackers: x and y of a .npz file, in the silos' form.
 
-    layout: of samples of several arrays, which the file has as x.NAME; they are packed.
+    layout: of samples of several arrays, x.NAME each in the file, which are packed.
     """
     where, arrays = f"--background {path}", read_npz(path)
     named = arrays if layout is None else {"x": layout.pack(gather(arrays, "x"), where), "y": arrays.get("y")}
@@ -188,10 +187,10 @@ WARNING = (
 
 
 def run_folder_of(folder: Path, made: Federation) -> tuple[Federation, int]:
-    """Make a folder with views of all silos that of a finished run; return the federation as it summed, and its rounds.
+    """Turn a folder with all silos' views into a finished run's; return the federation as it summed, and its rounds.
 
     made: silos with their rows and names, the model, and a protocol whose steps are those of the sites' own loops.
-    Raises `moretta.errors.ParameterError` where views and federation do not fit each other.
+    Raises `moretta.errors.ParameterError` if views and federation do not fit each other.
     """
     ask, before = _question(made), list[tuple[str, str, Message]]()
     heard, models = dict[int, Traffic](), dict[int, dict[str, Array]]()
@@ -227,7 +226,7 @@ def run_folder_of(folder: Path, made: Federation) -> tuple[Federation, int]:
 
 
 def _recorded(folder: Path, made: Federation) -> dict[int, list[tuple[str, str, Message]]]:
-    """Return by round what silos sent and received, one silo's after another's, attempts in their order."""
+    """Return by round what silos sent and received, silo by silo and attempt by attempt."""
     by_round = dict[int, list[tuple[str, str, Message]]]()
     names = sorted(silo.name for silo in made.silos)
     there = sorted(path.name for path in folder.glob("*") if path.is_dir() and path.name != "server")
@@ -265,7 +264,7 @@ def _question(made: Federation) -> type[Any]:
 
 
 def _asked(traffic: Traffic, made: Federation) -> Traffic:
-    """Put the protocol's question in the place of a model in the clear and the ask that follows it."""
+    """Replace a model in the clear and the ask that follows it by the protocol's question."""
     ask, asked, sent = _question(made), list[tuple[str, str, Message]](), dict[str, dict[str, Array]]()
     for silo, direction, message in traffic:
         if isinstance(message, PlainUpload) and direction == "received":
@@ -292,7 +291,7 @@ def _model_of(number: int, sent: Sequence[Mapping[str, Array]], made: Federation
 
 
 def _as_summed(made: Federation, heard: Mapping[int, Traffic]) -> Federation:
-    """Return the federation with sums as the views show them, whatever it was to have."""
+    """Return the federation with the secure sums that the views show, whatever its settings."""
     messages = [message for traffic in heard.values() for *_, message in traffic]
     plain = any(isinstance(message, PlainUpload) for message in messages)
     words = [message.weight.itemsize for message in messages if isinstance(message, MaskedUpload)]

@@ -1,7 +1,7 @@
-"""Several protocols or settings on one run file, from the same seeds, and how far their weights end apart.
+"""Several protocols or settings of one run file, from the same seeds, and how far their final weights differ.
 
-A variant is a protocol with settings of its own, written "pbpfl partitions=all loss=cross-entropy", or settings of any
-section, "model.hidden=[8] protocol.learning-rate=0.1"; its folder is called by what was written.
+A variant is a protocol with settings of its own, such as "pbpfl partitions=all loss=cross-entropy", or settings of any
+section, such as "model.hidden=[8] protocol.learning-rate=0.1". Its text names its folder.
 """
 
 from __future__ import annotations
@@ -36,14 +36,13 @@ RECORDED = 20  # rounds from the first on, and the last, of a run that is to be 
 def variants(
     path: Path, overrides: Sequence[str], protocols: Sequence[str], further: Sequence[str] = ()
 ) -> dict[str, RunFile]:
-    """Return a run file once for each protocol and variant, by what its folder is called.
+    """Return the run file of each protocol and variant, by the name of its folder.
 
-    A protocol has its own settings of the file, another one those that all share. `overrides`: as of `run_files.load`.
-    `further`: variants, each "PROTOCOL KEY=VALUE ..." with keys of [protocol], or SECTION.KEY of any section, where the
-    file's protocol need not be named. The value is TOML, else a string; that of partitions may be all, for as many as
-    the model has outputs.
-    Raises `moretta.errors.ParameterError` for a protocol that is not known or named twice, and for settings that the
-    run file could not have either.
+    The file's own protocol keeps its settings in the file; any other keeps those that all protocols share.
+    `overrides`: as of `run_files.load`. `further`: variants, each "PROTOCOL KEY=VALUE ..." or "SECTION.KEY=VALUE ...",
+    the latter under the file's protocol. A value is TOML, or else a string; `partitions=all` is as many as the model's
+    outputs.
+    Raises `moretta.errors.ParameterError` for an unknown or repeated protocol, and for settings that the file refuses.
     """
     run_files_by_name: dict[str, RunFile] = {}
     for name in protocols:
@@ -64,7 +63,7 @@ def variants(
 
 
 def recording(run_file: RunFile) -> RunFile:
-    """Return a run file that records views for an audit: as it says, else the first rounds and the last."""
+    """Return a run file that records views for an audit: those it names, or else of its first rounds and its last."""
     if run_file.run.record_views:
         return run_file
     rounds = run_file.run.rounds
@@ -76,7 +75,7 @@ OF_THE_SWEEP = {"run.seed": "--seeds", "run.out": "--out", "run.base": "the run 
 
 
 def _variant(path: Path, overrides: Sequence[str], text: str) -> tuple[str, RunFile]:
-    """Return what a variant and its folder are called, sections left out, and its run file."""
+    """Return the name of a variant and its folder, without sections, and its run file."""
     try:
         words = shlex.split(text)
     except ValueError:
@@ -105,7 +104,7 @@ def _variant(path: Path, overrides: Sequence[str], text: str) -> tuple[str, RunF
 
 
 def _changed(path: Path, overrides: Sequence[str], sets: Sequence[str]) -> RunFile:
-    """Return the run file with changes, written as overrides; another protocol has the file's shared keys alone."""
+    """Return the run file with these overrides; another protocol keeps only the keys that all share."""
 
     def change(tables: dict[str, Any]) -> None:
         own = tables.get("protocol") or {}
@@ -121,9 +120,9 @@ def _changed(path: Path, overrides: Sequence[str], sets: Sequence[str]) -> RunFi
 
 
 def rehearse(cells: Sequence[Cell]) -> None:
-    """Raise what any of the runs would raise before its first round, while none has begun.
+    """Raise what any of the runs would raise before its first round, before one begins.
 
-    Also for runs of one seed whose validation rows differ, as their scores on them could not be compared.
+    Runs of one seed with different validation rows are refused, because their scores are not comparable.
     """
     targets = dict[int, tuple[str, Any]]()
     for cell in cells:
@@ -140,23 +139,23 @@ def rehearse(cells: Sequence[Cell]) -> None:
 
 
 def refuse_existing(folders: Sequence[Path]) -> None:
-    """Raise `moretta.errors.ParameterError` if any of the folders has something in it, before a run begins."""
+    """Raise `moretta.errors.ParameterError` if any of the folders is not empty."""
     for folder in folders:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ParameterError(f"{folder} exists and is not empty; name another folder by --out")
 
 
 def refuse_a_run(home: Path) -> None:
-    """Raise `moretta.errors.ParameterError` if a comparison would be written over a run's own report."""
+    """Raise `moretta.errors.ParameterError` if a comparison would overwrite a run's own report."""
     if (home / "run.toml").exists() or (home / "result.json").exists():
         raise ParameterError(f"{home} is the folder of a run, with a report of its own; name another folder by --out")
 
 
 def weight_differences(folders: Sequence[Path]) -> dict[str, float]:
-    """Return the largest relative difference of each run's weights from FedSGD's, where both are there.
+    """Return the largest relative difference of each run's weights from those of the first run of FedSGD.
 
-    By protocol, or by run folder where several are of one protocol; what they differ from is the first run of FedSGD.
-    Raises `moretta.errors.ParameterError` for a folder that holds no finished run.
+    Keys are protocols, or run folders if several runs have one protocol. Without a run of FedSGD the result is empty.
+    Raises `moretta.errors.ParameterError` for a folder without a finished run.
     """
     protocols = [read_run(folder).protocol for folder in folders]
     if REFERENCE not in protocols:
@@ -178,7 +177,7 @@ MOST = 1_000  # seeds
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a sweep. name: of its protocol or variant."""
+    """One run of a sweep. name: its protocol or variant."""
 
     name: str
     run_file: RunFile
@@ -186,17 +185,17 @@ class Cell:
 
     @property
     def seed(self) -> int:
-        """From which it starts."""
+        """The run's seed."""
         return self.run_file.run.seed
 
     @property
     def has_begun(self) -> bool:
-        """Whether there is a checkpoint to go on from."""
+        """Whether the run has a checkpoint to continue from."""
         return bool(rounds_kept(self.folder / "checkpoint"))
 
     @property
     def has_ended(self) -> bool:
-        """Whether this very run is there. Raises `moretta.errors.ParameterError` where another one is."""
+        """Whether the folder holds this run, finished. Raises `moretta.errors.ParameterError` if it holds another."""
         if not (self.folder / "result.json").exists() or not (self.folder / "run.toml").exists():
             return False
         there = run_files.of_folder(self.folder)
@@ -209,7 +208,7 @@ class Cell:
 
 
 def seeds_of(text: str, first: int) -> tuple[int, ...]:
-    """Return the seeds that a text asks for: a number of them, from `first` on, or a list, such as "3,7,11".
+    """Return the seeds of a text: that many from `first` on, or the listed ones, such as "3,7,11".
 
     Raises `moretta.errors.ParameterError` for other text.
     """
@@ -227,7 +226,7 @@ def seeds_of(text: str, first: int) -> tuple[int, ...]:
 
 
 def cells(runs: Mapping[str, RunFile], seeds: Sequence[int] | None, home: Path) -> list[Cell]:
-    """Return each run from each seed, seed by seed. seeds: None for the run file's own alone, which no folder names."""
+    """Return each run from each seed, seed by seed. seeds: None for the run file's own, which names no folder."""
     if seeds is None:
         return [Cell(name, run_file, home / name) for name, run_file in runs.items()]
     listing = []
@@ -242,7 +241,7 @@ def cells(runs: Mapping[str, RunFile], seeds: Sequence[int] | None, home: Path) 
 
 
 def check_validated(runs: Mapping[str, RunFile]) -> None:
-    """Raise `moretta.errors.ParameterError` for a choice among runs of which one has no validation rows."""
+    """Raise `moretta.errors.ParameterError` if one of the runs to choose from has no validation rows."""
     if len(runs) > 1 and not all(rules.has_validation(run_file.data) for run_file in runs.values()):
         raise ParameterError(
             "[data] validation-fraction is missing, by which a sweep chooses among runs, as test rows are for the "

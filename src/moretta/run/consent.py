@@ -1,12 +1,11 @@
-"""Code that a run folder names: it is imported only by anyone who agrees, as the folder may be somebody else's.
+"""Code that a run folder names, which is imported only if the user agrees.
 
-A run file names models and data as ``module:function``. Anyone who trains wrote that file or read it. A run folder may
-come from anywhere, and nothing in it proves whose it is. So the user is asked before a finished run's code is imported.
-Built-in models and data need no question.
+A run file names models and data as ``module:function``. Its author wrote that file or read it, but a run folder may
+come from anywhere. So commands ask before they import a finished run's code. Built-in models and data need no question.
 
-Nor does a run that this user trained, by code that has not changed since (`is_own`). Training notes a digest of both in
-the user's own state folder, where no run folder reaches. It is of the folder's place, its run file, its result (with
-digests of weights and views) and every module that the code could import from beside the run file.
+A run that this user trained needs none either, as long as its code has not changed (`is_own`). Training notes a digest
+in the user's own state folder, where no run folder reaches. The digest covers the folder's path, its run file, its
+result (with digests of weights and views) and every module that the code could import from beside the run file.
 """
 
 import hashlib
@@ -37,7 +36,7 @@ log = logging.getLogger("moretta")
 
 
 def code_named(run_file: RunFile, *, data: bool) -> tuple[str, ...]:
-    """Return the "module:function" names of a run file: its model's, and with `data` those of rows and training."""
+    """Return the "module:function" names of a run file's model and, with `data`, of its rows and training."""
     names = [run_file.model.source]
     if data:
         names += [run_file.data.source, str(run_file.data.test or "")]
@@ -46,25 +45,25 @@ def code_named(run_file: RunFile, *, data: bool) -> tuple[str, ...]:
 
 
 def question(folder: Path, run_file: RunFile, *, data: bool) -> str:
-    """Return the question before the code of a run folder is imported; empty without one."""
+    """Return what to ask before the code of a run folder is imported; empty if it names none."""
     named = [_described(source, run_file.base) for source in code_named(run_file, data=data)]
     return f"{folder}{_NAMES_CODE}{', '.join(named)}" if named else ""
 
 
 def check(folder: Path, run_file: RunFile, allowed: bool, *, data: bool = False) -> None:
-    """Raise `moretta.errors.ParameterError` for a run folder that names code, unless that is allowed."""
+    """Raise `moretta.errors.ParameterError` if a run folder names code and importing it is not allowed."""
     if not allowed and (asked := question(folder, run_file, data=data)):
         raise ParameterError(f"{asked}{_TRUST}")
 
 
 def check_model(folder: Path, source: str, base: Path, allowed: bool) -> None:
-    """Raise the same for a folder of a run from Python, whose model a "module:function" builds."""
+    """Raise the same if a "module:function" builds the model of a run from Python."""
     if not allowed and source not in catalogue.BUILT_IN:
         raise ParameterError(f"{folder}{_NAMES_CODE}{_described(source, base)}{_TRUST}")
 
 
 def _described(source: str, base: Path) -> str:
-    """Say which function of which file it is, without importing anything."""
+    """Return a function's name, its module and its file, without an import."""
     module, _, function = source.partition(":")
     spec = PathFinder.find_spec(module.partition(".")[0], [str(base)])
     where = "an installed package" if spec is None else str(spec.origin or base / module.partition(".")[0])
@@ -75,16 +74,16 @@ def _described(source: str, base: Path) -> str:
 
 
 def state_folder() -> Path:
-    """Return where this user's Moretta keeps what outlives a command: XDG_STATE_HOME, or the platform's place."""
+    """Return this user's folder for what outlives a command: below XDG_STATE_HOME, or the platform's place."""
     folder = os.environ.get("XDG_STATE_HOME", "")
     usual = "Library/Application Support" if sys.platform == "darwin" else ".local/state"
     return (Path(folder) if os.path.isabs(folder) else Path.home() / usual) / "moretta"
 
 
 def code_digest(folder: Path) -> str:
-    """Return the SHA-256, in hex, of all modules that a run folder's code may import from where it is.
+    """Return the SHA-256, in hex, of all modules that a run folder's code may import.
 
-    Empty where the folder names no code, or where that cannot be looked through.
+    Empty if the folder names no code, or its modules cannot be read.
     """
     digests = list[tuple[str, str]]()
     try:
@@ -101,7 +100,7 @@ def _digest(content: object) -> str:
 
 
 def note(folder: Path, code: str) -> None:
-    """Note that this user has trained the run of a folder. code: its `code_digest` as training began."""
+    """Note that this user has trained the run of a folder. code: its `code_digest` when training began."""
     try:
         if code:
             Journal(state_folder() / NOTES, forces=False).append(_note_of(folder, code))
@@ -110,7 +109,7 @@ def note(folder: Path, code: str) -> None:
 
 
 def is_own(folder: Path) -> bool:
-    """Return whether this user trained this very run here, by code that has not changed since."""
+    """Return whether this user trained this run in this folder, with code that has not changed since."""
     try:
         code = code_digest(folder)
         with open_file(state_folder(), NOTES) as file:
@@ -132,7 +131,7 @@ def _note_of(folder: Path, code: str) -> str:
 
 
 def _roots(folder: Path) -> Iterator[Path]:
-    """Yield the folder beside which a run folder's code is looked for, and of code that is installed where it is."""
+    """Yield the folder that a run folder's code lies in, and the places of installed code that it names."""
     if (folder / "run.toml").exists():
         run_file = run_files.of_folder(folder)
         sources, base = code_named(run_file, data=True), run_file.base
@@ -151,7 +150,7 @@ def _roots(folder: Path) -> Iterator[Path]:
 
 
 def _modules(root: Path) -> Iterator[Path]:
-    """Yield each file at a place, or below it, that Python could import, in a fixed order."""
+    """Yield each file at or below a path that Python could import, in a fixed order."""
     if root.is_file():
         yield root
     left = MOST

@@ -1,4 +1,4 @@
-"""How good models are on rows that somebody holds: one model, a run's models on the way, and those at its end."""
+"""Scores of models on rows: of one model, of a run's current models, and of its last ones."""
 
 import copy
 import logging
@@ -38,8 +38,8 @@ LabelledRows = tuple[NDArray[np.generic], NDArray[np.generic]]
 class Evaluator:
     """Scores models of one architecture on rows, which it prepares as the silos do.
 
-    model: the architecture; it is copied. task: "classification" or "regression". own: metrics of the user's own.
-    names: of the classes, if known.
+    model: the architecture; it is copied. task: "classification" or "regression". own: the user's own metrics. names:
+    of the classes, if known.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class Evaluator:
         self._undefined = set[str]()  # metrics that have been no number, of which it is said once
 
     def of_model(self, tensors: Tensors, rows: LabelledRows, *, own: bool = True) -> dict[str, Any]:
-        """Return one model's scores, as `evaluate` has them. own: with the user's metrics."""
+        """Return one model's scores, as `evaluate` does. own: include the user's metrics."""
         return self._scores(tensors, self._prepared(rows[0]), rows[1], own=own)
 
     def of_models(self, models: Mapping[str, Tensors], rows: LabelledRows) -> dict[str, Any]:
-        """Return the scores of a run's models; where silos have models of their own the mean, or the worst of them.
+        """Return the scores of a run's models: of the common one, or the mean or the worst of silos' own models.
 
-        Beside the worst stand the means over models on all rows and, as `slices`, each on a part of its own of them.
-        `classes`, the tables of a classifier (`moretta.run.metrics`), are of one model: the only or the worst.
+        Beside the worst are the means over models on all rows and, as `slices`, each on its own part of the rows.
+        `classes`, the tables of a classifier (`moretta.run.metrics`), are of the only model or the worst.
         """
         inputs, metrics, parts = self._prepared(rows[0]), len(models) <= MANY, list[dict[str, Any]]()
         scores, cuts = dict[str, dict[str, Any]](), slices(len(rows[0]), len(models))
@@ -86,7 +86,7 @@ class Evaluator:
     def on_the_way(
         self, models: Mapping[str, Tensors], test: LabelledRows | None, validation: LabelledRows | None
     ) -> dict[str, float]:
-        """Return the current models' scores for a round's line, on the rows that there are."""
+        """Return the current models' scores on test and validation rows, for a round's line."""
         figures: dict[str, float] = {}
         sample = sample_of(models)
         for part, rows in (("test", test), ("validation", validation)):
@@ -109,11 +109,11 @@ class Evaluator:
         training: Sequence[Silo],
         whom: NDArray[np.str_] | None = None,
     ) -> dict[str, Any]:
-        """Return what ``result.json`` says of a run's last models.
+        """Return what ``result.json`` has of a run's last models.
 
-        `displacement`: of confined models, as a model of its own. `by_silos`: silos' scores on rows that they hold
-        back. `training`: silos on whose own rows the common model is scored too, without the user's metrics: those are
-        of test rows, and may not be defined on a silo's rows, such as those of one class. `whom`: their subjects.
+        `displacement`: returns that of confined models, as a model of its own. `by_silos`: silos' scores on their
+        held-out rows. `training`: silos on whose rows the common model is scored too, without the user's metrics, which
+        may be undefined there, such as on rows of one class. `whom`: the subjects of the test rows.
         """
         scores = self.of_models(models, test) if test is not None and models else {}
         shown = scores["worst"]["silo"] if "worst" in scores else next(iter(models)) if len(models) == 1 else None
@@ -132,7 +132,7 @@ class Evaluator:
         return scores
 
     def threshold(self, model: Tensors | None, validation: LabelledRows | None) -> float | None:
-        """Return the threshold that does best on validation rows (`best_threshold`); None without a common model."""
+        """Return the best threshold on validation rows (`best_threshold`); None without a common model."""
         if validation is None or not model or self._task != "classification":
             return None
         return best_threshold(self._outputs(model, validation[0]), classes_of(validation[1]), self._loss)
@@ -144,7 +144,7 @@ class Evaluator:
     def _surely(
         self, tensors: Tensors, rows: LabelledRows, whom: NDArray[np.str_] | None, figures: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return how sure one model's figures are, what no model at all reaches (not of masks), and its curves."""
+        """Return intervals of one model's figures, the baseline of no model (not for masks), and its curves."""
         outputs, classified = self._outputs(tensors, rows[0]), self._task == "classification"
         y = classes_of(rows[1]) if classified else rows[1].astype(np.float64)
         judgement = judged(outputs, y, self._task, self._loss, None, whom, "test")
@@ -177,7 +177,7 @@ class Evaluator:
 
 
 def slices(rows: int, models: int) -> list[slice]:
-    """Return each model's own rows, neighbours of equal number as far as that goes; none for too few rows or models."""
+    """Return each model's own part of the rows, neighbours, in sizes as equal as possible; none if they are too few."""
     if not 1 < models <= rows:
         return []
     cuts = [number * rows // models for number in range(models + 1)]
@@ -185,7 +185,7 @@ def slices(rows: int, models: int) -> list[slice]:
 
 
 def sample_of(models: Mapping[str, Tensors]) -> dict[str, Tensors]:
-    """Return all models, or where they are many a sample of them, evenly spaced."""
+    """Return all models, or an evenly spaced sample of many."""
     names = list(models)
     step = max(1, len(names) / MANY)
     return {names[int(number * step)]: models[names[int(number * step)]] for number in range(int(len(names) / step))}
@@ -214,13 +214,13 @@ def evaluate(
     own: Sequence[Metric] = (),
     names: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return `rows`, `loss`, then `accuracy` for classes (and `mse` under that loss) or `mse` for numbers, `metrics`.
+    """Return `rows`, `loss`, `accuracy` for classes (and `mse` under that loss) or `mse` for numbers, and `metrics`.
 
-    `inputs`: [rows, ...], prepared as in training; `y`: classes or targets as the run's data has them, in whose units
-    all figures are. `preparation`: how targets were scaled in training, if they were.
-    loss is plain, without label smoothing and class weights; mse is that of `torch.nn.MSELoss`, the mean over rows and
-    outputs. `metrics`: false leaves them out, where many models are measured. `own`: further ones. Of classes there are
-    tables too, `classes` (`moretta.run.metrics.tables_of_counts`). `names`: of the classes, for the tables.
+    `inputs`: [rows, ...], prepared as in training. `y`: classes or targets in the data's units, which all figures have.
+    `preparation`: how training scaled targets, if it did.
+    loss is without label smoothing and class weights; mse is that of `torch.nn.MSELoss`, the mean over rows and
+    outputs. `metrics`: false leaves them out, as where many models are measured. `own`: further ones. Classes also have
+    tables, `classes` (`moretta.run.metrics.tables_of_counts`). `names`: of the classes, for the tables.
     """
     outputs = outputs_of(model, inputs).cpu()
     if preparation is not None:

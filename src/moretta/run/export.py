@@ -33,17 +33,15 @@ METADATA = "moretta.inputs"  # of an ONNX file: what inputs and outputs mean, as
 
 
 def export(folder: Path, out: Path, choice: ModelChoice = ModelChoice()) -> None:  # noqa: B008  # frozen
-    """Write the released model of a run, or the true one, as a .safetensors state_dict or an .onnx graph.
+    """Write the released or the true model of a run, as a .safetensors state_dict or an .onnx graph.
 
-    The graph's input is `x`, rows as the data has them, NaN where a value is absent, any number of rows: filling in and
-    scaling are in the graph. Of a table `x` is float32[rows, features], where a category enters as its place in the
-    list that the schema in inputs.json has; the graph's metadata holds the same. A row's outputs are NaN where a value
-    is absent that may not be, is infinite, or is no place of a category. Where a sample has several arrays the
-    graph has each as an input by its name. Its output is `outputs`, of masks [rows, *mask, classes]. The state_dict's
-    metadata holds inputs.json too.
-    A state_dict needs no code. Raises
-    `moretta.errors.ParameterError` for another file name, weights that are there and no export, such as a run's own, or
-    a model that ONNX cannot express.
+    The graph fills in and scales. Its input is `x`, rows as the data has them, any number of them, NaN where a value is
+    absent. For a table `x` is float32[rows, features], with a category as its place in the schema's list, which
+    inputs.json and the graph's metadata have. A sample's several arrays are inputs by their names. The output is
+    `outputs`, for masks [rows, *mask, classes]. It is NaN for a row with a value that is infinite, no place of a
+    category, or absent where none may be.
+    The state_dict's metadata holds inputs.json too, and it needs no code. Raises `moretta.errors.ParameterError` for
+    another ending, a file that is no export, such as a run's own weights, or a model that ONNX cannot express.
     """
     check_ending(out, ".safetensors", ".onnx")
     check_replaced(out, "an earlier export", _is_export)
@@ -65,7 +63,7 @@ def export(folder: Path, out: Path, choice: ModelChoice = ModelChoice()) -> None
 
 
 def _is_export(there: Path) -> bool:
-    """Return whether a file is of `export`, by its metadata, which a run's own models lack."""
+    """Return whether `export` wrote a file, by its metadata, which a run's own models lack."""
     if there.suffix.lower() == ".onnx":
         return METADATA.encode() in there.read_bytes()
     try:
@@ -76,9 +74,10 @@ def _is_export(there: Path) -> bool:
 
 
 def export_history(folder: Path, out: Path) -> int:
-    """Write the history of a run, finished or not, as TensorBoard's events into a new folder; return its rounds.
+    """Write a run's history, finished or not, as TensorBoard's events into a new folder; return the number of rounds.
 
-    Each figure of a round is a scalar by its name, seconds and bytes by phase and kind, who was missing as a count.
+    Each figure of a round is a scalar by its name: seconds and bytes by phase and kind, and the number of missing
+    silos.
     Raises `moretta.errors.ParameterError` for a folder without a history, or an `out` that exists.
     """
     if find_spec("tensorboard") is None:
@@ -149,7 +148,7 @@ def _onnx(model: TrainedModel, inputs: str) -> bytes:
 
 
 def main() -> None:
-    """Export a graph of somebody's folder, in a confined process (`moretta.engines.process`)."""
+    """Export a graph of another's folder in a confined process (`moretta.engines.process`)."""
 
     def answer(request: dict[str, Array]) -> Mapping[str, Array]:
         inputs = request[INPUTS].tobytes().decode()

@@ -1,4 +1,4 @@
-"""What a Python user calls: silos, a protocol, a model, and `Federation.train`.
+"""The entry point for Python: silos, a protocol, a model, and `Federation.train`.
 
 from moretta import PBPFL, Federation, Silo
 
@@ -244,7 +244,7 @@ class Federation:
         out: str | Path | None,
         made: python_arguments.Made,
     ) -> None:
-        """Check what stands beside the settings against them and each other, and keep it."""
+        """Check settings, model and rows against each other, and keep them."""
         silos, data, table, loss = rows.silos, spec.data, spec.table, spec.protocol.loss
         if not data.batch_size:  # every round uses all of a silo's rows
             silos = [replace(silo, x=loaded(silo.x)) if isinstance(silo.x, LazyRows) else silo for silo in silos]
@@ -288,7 +288,7 @@ class Federation:
             modules.load(self.model, modules.read_state_dict(spec.protocol.warm_start))
 
     def without_edge_processes(self) -> Federation:
-        """Return the same federation with all roles by PyTorch in this process, as an audit repeats them."""
+        """Return the same federation with all roles by PyTorch in this process, for an audit."""
         if not self.spec.engine.edge:
             return self
         made = copy.copy(self)
@@ -297,7 +297,7 @@ class Federation:
 
     @property
     def table(self) -> Schema | None:
-        """Return what the columns of the silos' tables mean; None for arrays."""
+        """Return the schema of the silos' tables; None for arrays."""
         return self.spec.table
 
     def __repr__(self) -> str:
@@ -357,7 +357,7 @@ class Federation:
         rules.check_playing(self.spec.lasting(rounds, seed), in_file if self.spec.text else in_python)
 
     def _speaking(self) -> AbstractContextManager[None]:
-        """Have errors speak to the user: of options to the shell, which has a run file, else of keywords."""
+        """Have errors name options if a run file exists, or else keywords."""
         return nullcontext() if self.spec.text else says_keywords()
 
     def _trained(
@@ -428,25 +428,25 @@ class Federation:
     def client(
         self, name: str, rounds: int, seed: int, place: CheckpointId, helped: HelpedFile
     ) -> tuple[Client, Sequence[type[Message]]]:
-        """Build the role of one silo that is here, and return it with the messages of the run.
+        """Build the role of one silo of this machine, and return it with the messages of the run.
 
-        place: the run, and how often it was resumed. helped: where it keeps which sums it has helped to open.
+        place: the run, and how often it was resumed. helped: keeps the sums that the silo has helped to open.
         """
         players = self._built(self._setting(seed, rounds, place, lambda name: helped))
         return players.clients[name], players.messages
 
     def players(self, rounds: int, seed: int) -> Roles:
-        """Build all roles of a run anew, with secrets of their own until they are given a run's states."""
+        """Build all roles of a run anew, with new secrets until they receive a run's states."""
         return build(self._setting(seed, rounds))
 
     def _built(self, setting: Setting) -> Roles:
-        """Build the roles that play a run; what building needed beside them, as to trace a model, is given back."""
+        """Build the roles of a run, and give back the memory that building alone took, such as a model's trace."""
         built = build(setting)
         give_back_heap()
         return built
 
     def rehearse(self, rounds: int, seed: int = 0) -> None:
-        """Build all roles and write nothing: raises what `train` would raise before its first round."""
+        """Build all roles and write nothing; raises what `train` would raise before its first round."""
         self._check_playing(rounds, seed)
         self.players(rounds, seed)
 

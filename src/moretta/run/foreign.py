@@ -1,7 +1,7 @@
-"""A model that came as a graph in somebody's folder: its tensors are here, and a confined process runs it.
+"""A model from another's folder, as a graph: this process has its tensors, and a confined process runs it.
 
-`python -m moretta.run.foreign` is that process (`moretta.engines.process`). It starts with the first rows and takes
-all of a command's.
+`python -m moretta.run.foreign` is that process (`moretta.engines.process`). It starts with the first rows and serves
+all of a command's rows.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ WEIGHT = "weight "  # begins the name of a tensor of the model, before its own
 
 
 class ForeignGraph(Graph):
-    """A graph whose forward runs in a confined process, without gradients; what it returns is checked."""
+    """A graph whose forward runs in a confined process, without gradients; its outputs are checked."""
 
     def __init__(
         self, description: Mapping[str, Any], tensors: Mapping[str, Tensor], constants: Mapping[str, Tensor]
@@ -44,10 +44,10 @@ class ForeignGraph(Graph):
         return self.outputs(x, max(1, len(x)))
 
     def outputs(self, inputs: Inputs, at_a_time: int = CHUNK) -> Tensor:
-        """Return the outputs of rows, [rows, outputs], computed so many rows at a time.
+        """Return the outputs of rows, [rows, outputs], computed `at_a_time` rows at a time.
 
         Raises:
-            ParameterError: the graph fails, takes too long or too much memory, or gives no outputs of these rows.
+            ParameterError: the graph fails, takes too long or too much memory, or returns malformed outputs.
         """
         weights = self.request()
         parts = []
@@ -61,7 +61,7 @@ class ForeignGraph(Graph):
         return torch.cat(parts)
 
     def request(self) -> dict[str, Array]:
-        """Return what a process needs to have this model: its file, and its tensors as they are now."""
+        """Return what the process needs to build this model: its file and its present tensors."""
         return {
             GRAPH: np.frombuffer(self._file, np.uint8),
             **{WEIGHT + name: array for name, array in arrays(self).items()},
@@ -69,13 +69,13 @@ class ForeignGraph(Graph):
 
 
 def model_of(request: Mapping[str, Array]) -> Graph:
-    """Return the model of `ForeignGraph.request`, in the process that was sent it."""
+    """Return the model of `ForeignGraph.request`, in the process that received it."""
     tensors = {name.removeprefix(WEIGHT): array for name, array in request.items() if name.startswith(WEIGHT)}
     return Graph.read(request[GRAPH].tobytes(), tensors)
 
 
 def main() -> None:
-    """Compute outputs on standard input and output, until they end."""
+    """Serve outputs on standard input and output until they end."""
     kept: list[Graph] = []
 
     def answer(request: dict[str, Array]) -> Mapping[str, Array]:

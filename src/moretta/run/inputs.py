@@ -1,6 +1,6 @@
-"""The rows of a federation and what stands beside its settings, checked against each other before anything runs.
+"""The rows of a federation and its other inputs, checked against each other before anything runs.
 
-Every check raises `moretta.errors.ParameterError`; what runs and may not be meant is one of its `doubts`.
+Every check raises `moretta.errors.ParameterError`. `doubts` has what runs and may be a mistake.
 """
 
 import copy
@@ -45,16 +45,15 @@ LabelledSamples = tuple[Samples, NDArray[np.generic]]
 
 @dataclass(frozen=True)
 class RunRows:
-    """The rows of a run, and what is known of them beside the settings.
+    """The rows of a run and their names, groups and rules.
 
     Args:
-        silos: everybody who trains, here or remote.
-        test, validation: rows on which the server measures, and by which early stopping judges.
-        feature_names, class_names: where they have names; empty takes the table's.
+        silos: every silo that trains, local or remote.
+        test, validation: rows on which the server scores models, and by which early stopping judges.
+        feature_names, class_names: empty takes the table's, if there are any.
         column_rules: how absent values are filled in; None takes the table's, or the specification's.
-        tested: whom the test rows are about, which silos' rows are then compared with
-            (`moretta.protocols.common.overlap`).
-        test_groups: the same, to draw them again together for intervals; None takes those of `tested`.
+        tested: the subjects of the test rows, which are compared with silos' rows (`moretta.protocols.common.overlap`).
+        test_groups: the same, resampled together for intervals; None takes those of `tested`.
     """
 
     silos: Sequence[Silo]
@@ -69,14 +68,14 @@ class RunRows:
 
 @dataclass(frozen=True)
 class RowChecks:
-    """shape: of one row's inputs. rules: how its columns are prepared. names: of columns that have any."""
+    """shape: of one row's inputs. rules: how its columns are prepared. names: of the columns, if any."""
 
     shape: tuple[int, ...]
     rules: ColumnRules
     names: Sequence[str] = ()
 
     def check_rows(self, part: str, x: NDArray[np.generic], y: NDArray[np.generic]) -> None:
-        """Raise `moretta.errors.ParameterError` unless x is one or more such rows, and y as many targets."""
+        """Raise `moretta.errors.ParameterError` unless x has one or more rows of this shape, and y as many targets."""
         if len(x) == 0 or len(x) != len(y) or x.shape[1:] != self.shape:
             raise RowsError(
                 f"{part}: expected as many targets as rows, at least one, of shape {list(self.shape)} as the silos "
@@ -85,9 +84,9 @@ class RowChecks:
         self.check_finite(part, x)
 
     def check_finite(self, whose: str, x: NDArray[np.generic], columns: Sequence[int] = ()) -> None:
-        """Look for values that are not numbers: infinity, and NaN, by which a value is absent, where none may be.
+        """Raise `moretta.errors.ParameterError` for infinite values, and for absent ones (NaN) where none may be.
 
-        columns: which x has, where they are split; empty for all. Raises `moretta.errors.ParameterError`.
+        columns: those of x, if columns are split; empty for all.
         """
         held = list(columns or range(x.shape[-1]))
         names = [self.names[place] if place < len(self.names) else str(place) for place in held]
@@ -96,9 +95,9 @@ class RowChecks:
 
 
 def refuse_scaled_twice(model: nn.Module, standardise: bool | Sequence[str], *, targets: bool = False) -> None:
-    """Raise `moretta.errors.ParameterError` where columns would be scaled for a model that scales them itself.
+    """Raise `moretta.errors.ParameterError` if columns would be scaled for a model that scales them itself.
 
-    targets: whether targets are to be scaled, of which the same holds.
+    targets: whether targets would be scaled, instead of inputs.
     """
     own = (
         module.unscale is not None if isinstance(module, Prepared) else is_unscaled(module)
@@ -119,10 +118,10 @@ def refuse_scaled_twice(model: nn.Module, standardise: bool | Sequence[str], *, 
 def with_one_tensor(
     model: nn.Module, silos: Sequence[Silo], dtype: torch.dtype, targets: Iterable[NDArray[np.generic]] = ()
 ) -> nn.Module:
-    """Let a model that returns more than one tensor [rows, outputs] return that, and return it. targets: of all rows.
+    """Return the model, made to return one tensor [rows, outputs] of several. targets: of all rows.
 
-    Of several the one is taken that has as many outputs as targets ask for, if only one has. What fails here fails
-    again where `count_outputs` says what is wrong.
+    It returns the one that has as many outputs as the targets need, if only one has. `count_outputs` reports any
+    failure.
     """
     hook = hooks.hook_of(model) or hooks.OneTensor()
     hooks.gives_all(model)
@@ -143,7 +142,7 @@ def with_one_tensor(
 
 
 def _wanted_outputs(silos: Sequence[Silo]) -> int:
-    """Return how many outputs the targets of silos that are here ask for; 0 where none is."""
+    """Return the number of outputs that local silos' targets need; 0 without local silos."""
     targets = [silo.y for silo in silos if not silo.remote and len(silo.y)]
     if not targets or targets[0].ndim == 3:
         return 0
@@ -160,9 +159,9 @@ def count_outputs(
     *,
     differentiable: bool = True,
 ) -> int:
-    """Return how many outputs a model has for a row. differentiable: false for protocols of forward passes alone.
+    """Return the number of a model's outputs for a row. differentiable: false for protocols of forward passes alone.
 
-    Raises `moretta.errors.ParameterError` where it cannot take the silos' rows, writes to them, or gives no
+    Raises `moretta.errors.ParameterError` if the model refuses the silos' rows, writes to them, or does not return
     [rows, outputs] of floats, with a gradient where one is needed.
     """
     sample = _sample(silos, dtype)
@@ -214,9 +213,9 @@ def _sample(silos: Sequence[Silo], dtype: torch.dtype) -> torch.Tensor:
 
 
 def check_batches(model: nn.Module, silos: Sequence[Silo], batch_size: int, dtype: torch.dtype) -> None:
-    """Raise `moretta.errors.RowsError` where a silo that is here has batches of one row, and the model trains on none.
+    """Raise `moretta.errors.RowsError` if a local silo has batches of one row and the model cannot train on one.
 
-    Batch normalisation does not, where a row has one value a channel.
+    Batch normalisation cannot if a row has one value a channel.
     """
     alone = [silo for silo in silos if len(silo.x) and Batches(len(silo.x), batch_size, 0, silo.name).fewest == 1]
     if not alone:
@@ -234,18 +233,18 @@ def check_batches(model: nn.Module, silos: Sequence[Silo], batch_size: int, dtyp
 
 
 class Trainable(Protocol):
-    """What the loop of rounds reads of a federation; `moretta.run.federation.Federation` offers it.
+    """The part of `moretta.run.federation.Federation` that the loop of rounds reads.
 
     Args:
         spec: the settings.
-        model: the architecture, with the weights to begin with.
-        outputs: how many it has.
-        silos: everybody who trains, here or remote.
-        layout: how a sample of several arrays is packed; None where it is one array.
-        test, validation: rows on which the server measures, and by which early stopping judges.
-        test_groups: whom the test rows are about, where that is known.
+        model: the architecture, with the initial weights.
+        outputs: their number.
+        silos: every silo that trains, local or remote.
+        layout: how a sample of several arrays is packed; None for one array.
+        test, validation: rows on which the server scores models, and by which early stopping judges.
+        test_groups: the subjects of the test rows, if known.
         column_rules: how input columns are prepared.
-        class_names, feature_names: where they have names.
+        class_names, feature_names: empty if they have no names.
     """
 
     spec: Specification
@@ -262,7 +261,7 @@ class Trainable(Protocol):
 
 
 def check_silos(silos: Sequence[Silo], protocol: Training, inputs: RowChecks) -> None:
-    """Check silos' names, and the rows of those that are here."""
+    """Check silos' names, and the rows of local silos."""
     names = Counter(silo.name for silo in silos)
     folded = Counter(name.casefold() for name in names)
     _check_grid(silos, protocol)
@@ -300,7 +299,7 @@ def check_silos(silos: Sequence[Silo], protocol: Training, inputs: RowChecks) ->
 
 
 def _check_grid(silos: Sequence[Silo], protocol: Training) -> None:
-    """Check who holds which columns, where any silo says so."""
+    """Check which silo holds which columns, if any silo states them."""
     if not any(silo.columns or silo.row for silo in silos):
         return
     if not entry_of(protocol).grids:
@@ -337,7 +336,7 @@ def check_names(engine: Engine, silos: Sequence[Silo]) -> None:
 
 
 def check_class_names(names: Sequence[str], outputs: int) -> None:
-    """Check that names of classes, where there are any, are one for each, and different."""
+    """Check that names of classes, if any, are distinct and one for each class."""
     classes = max(outputs, 2)  # of one output, the sides of a threshold
     if names and (len(names) != classes or len(set(names)) < classes):
         listing = enumerated(map(repr, names))
@@ -345,7 +344,7 @@ def check_class_names(names: Sequence[str], outputs: int) -> None:
 
 
 def check_masks(spec: Specification, targets: Sequence[NDArray[np.generic]]) -> None:
-    """Check that all targets are masks of as many positions or none is, and what does not go with masks."""
+    """Check that all or no targets are masks, of equally many positions, and that masks fit the other settings."""
     local = [y for y in targets if len(y)]
     positions = {y.shape[1] if y.ndim == 3 else 0 for y in local}
     if len(positions) > 1:
@@ -363,7 +362,7 @@ def check_masks(spec: Specification, targets: Sequence[NDArray[np.generic]]) -> 
 def check_training(
     spec: Specification, silos: Sequence[Silo], outputs: int, dtype: torch.dtype, *, validated: bool
 ) -> None:
-    """Check the settings of training against model, rows and machine. validated: there are rows for early stopping."""
+    """Check the settings of training against model, rows and machine. validated: early stopping has rows."""
     check_rules((SCALED_CLASSES,), spec, in_file if spec.text else in_python)
     metrics.check(spec.metrics, outputs, spec.task, dtype)
     if (own := spec.protocol.own_loss) is not None:
@@ -390,7 +389,7 @@ DARK = 0.02  # of the range of pixels: images that have nothing above it are nea
 
 
 def doubts(spec: Specification, model: nn.Module, silos: Sequence[Silo]) -> Iterator[str]:
-    """Yield what is odd of a model and the rows that are here, in sentences; they run all the same."""
+    """Yield sentences about a model and local rows that run, and may be a mistake."""
     if spec.protocol.loss == "cross-entropy" and spec.protocol.own_loss is None and _gives_shares(model, silos):
         yield (
             "the model's outputs lie between 0 and 1 whatever it reads, as after a softmax or sigmoid, and "

@@ -1,4 +1,4 @@
-"""The loop of rounds: one call of `Federation.train`, from its first round to the result, and what carries messages."""
+"""The loop of rounds: one call of `Federation.train`, from its first round to the result, and its engine."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ from moretta.run.trackers import TrackedRun, Tracker, following
 
 
 def best_round(history: Sequence[Mapping[str, Any]]) -> int:
-    """Return the round of the lowest validation loss, the earliest of several, of those that were evaluated.
+    """Return the evaluated round of the lowest validation loss, the earliest of several.
 
-    A loss that is no finite number, which a history on disk has as null, is higher than any other.
+    A loss that is not finite, null in a history on disk, is higher than any other.
     """
     tested = [line for line in history if "validation_loss" in line]
     losses: dict[int, float] = {
@@ -74,10 +74,10 @@ def best_round(history: Sequence[Mapping[str, Any]]) -> int:
 
 
 class EarlyStopping:
-    """Keeps the best round, and says when too many rounds have passed since.
+    """Keeps the best round, and stops the run when too many rounds have passed since.
 
-    patience: so many rounds may pass without a lower validation loss; None never stops a run. It is counted in rounds
-    and judged where the model was evaluated (`evaluate_every`), nowhere between.
+    patience: the number of rounds without a lower validation loss; None never stops. Only evaluated rounds are judged
+    (`evaluate_every`).
     """
 
     def __init__(self, patience: int | None, best: BestRound | None = None) -> None:
@@ -86,7 +86,7 @@ class EarlyStopping:
     def stops(self, history: Sequence[Mapping[str, Any]], states: Callable[[], Mapping[str, State]]) -> bool:
         """Keep the states if the last round is the best; return whether the run stops after it.
 
-        history: a line a round, the last included. states: returns all roles' states as they stand.
+        history: a line a round, the last included. states: returns all roles' present states.
         """
         last = history[-1]
         if self._patience is None or "validation_loss" not in last:
@@ -101,10 +101,9 @@ log = logging.getLogger("moretta")
 
 
 class Session:
-    """Plays the rounds of a run that are left. silos: who is asked. transport: makes what reaches them; None: all
-    are here.
+    """Runs the remaining rounds of a run. silos: those that take part. transport: makes the engine of remote ones.
 
-    place: where the run stands, at its beginning or as its last checkpoint has it; the roles stand there too.
+    place: where the run and its roles stand, at the beginning or at its last checkpoint.
     """
 
     def __init__(
@@ -160,7 +159,7 @@ class Session:
         return bool(self._history)
 
     def play(self) -> Result:
-        """Play all rounds that are left, and conclude."""
+        """Run all remaining rounds, and conclude."""
         threads = torch.get_num_threads()
         if computes_on_one_thread(self._of):
             torch.set_num_threads(1)
@@ -173,11 +172,11 @@ class Session:
             torch.set_num_threads(threads)
 
     def close(self) -> None:
-        """End what was started for silos; a second call does nothing."""
+        """End what was started for silos; repeated calls do nothing."""
         self._engine.close()
 
     def _play(self) -> tuple[Outcome, Sequence[DroppedSilo], Sequence[OpenedSum]]:
-        """Return what the server releases after the last round, or the best, who was missing, and the sums of that."""
+        """Return the release after the last round or the best one, with its missing silos and its sums."""
         if self._files is not None:
             self._stopping.best = self._files.begin()
         driver = self._driver()
@@ -195,7 +194,7 @@ class Session:
                 self._files.flush_views()  # also what was seen in a round that failed
 
     def _driver(self) -> Driver:
-        """Return what plays the server; who takes part in a round is drawn from the training seed and is no secret."""
+        """Return the driver of the server; the training seed, which is no secret, draws who takes part in a round."""
         spec = self._of.spec
         some = spec.run.participation < 1
         rows = [spec.data.least_rows or 0 if silo.remote else len(silo.x) for silo in self._of.silos]
@@ -212,7 +211,7 @@ class Session:
         )
 
     def _lines(self, driver: Driver) -> Iterator[Line]:
-        """Yield each round's line; where a round fails for good, save the result of the last good one."""
+        """Yield each round's line; if a round fails for good, save the result of the last good one."""
         scaled = self._of.spec.data.standardise_targets
         private = self._of.spec.protocol.privacy is not None  # how long a silo computes tells how many rows its lot had
         began = time.perf_counter()
@@ -236,14 +235,14 @@ class Session:
             raise
 
     def _tested(self, number: int) -> dict[str, float]:
-        """Return the scores on test and validation rows, in the rounds in which the model is evaluated."""
+        """Return the scores on test and validation rows, in rounds with an evaluation."""
         if (self._of.test is None and self._of.validation is None) or not self._evaluates(number):
             return {}
         self._players.gather()
         return self._evaluator.on_the_way(self._players.models(), self._of.test, self._of.validation)
 
     def _ends_with(self, line: Line) -> bool:
-        """Score the model, keep a round's line and what belongs to it; return whether the run stops here."""
+        """Score the model, and keep a round's line and its files; return whether the run stops."""
         line = line | self._tested(line["round"])  # not within `_lines`: the roles are past what it would save
         self._history.append(line)
         stops = self._stopping.stops(self._history, lambda: states_of(self._players))
@@ -266,7 +265,7 @@ class Session:
         return self._stopped or stops or not self._has_budget()
 
     def _has_budget(self) -> bool:
-        """Return whether one more sum keeps to dp-epsilon; else a warning says why the run ends."""
+        """Return whether dp-epsilon allows one more sum; if not, warn why the run ends."""
         noise, last = self._players.accountant, self._history[-1]["round"] if self._history else 0
         if noise is None or noise.allows(noise.releases.count + 1):
             return True
@@ -333,7 +332,7 @@ class Session:
         )
 
     def _tables(self, outcome: Outcome) -> dict[str, Any]:
-        """Return the metrics and tables of the silos' rows, where silos were asked for such."""
+        """Return the metrics and tables of the silos' rows, if silos were asked for them."""
         if not outcome.tables:
             return {}
         counts, bins = (outcome.tables[name] for name in (CONFUSION, RELIABILITY))
@@ -341,7 +340,7 @@ class Session:
         return {"metrics": metrics_of_counts(counts, bins), "classes": tables}
 
     def _scores(self, outcome: Outcome, by_silos: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the scores of the outcome; by_silos: on the rows that silos hold back, where they are known here."""
+        """Return the scores of the outcome. by_silos: on the rows that silos hold back, if known here."""
         models = outcome.models or ({"": outcome.parameters} if outcome.parameters else self._players.models())
         local = [silo for silo in self._of.silos if not silo.remote]
         noised = getattr(self._of.spec.protocol, "dp_noise", None)  # a score on training rows would be without noise
@@ -351,7 +350,7 @@ class Session:
         return self._evaluator.at_the_end(models, self._of.test, self._players.displacement, scores, training, whom)
 
     def _sure(self, outcome: Outcome, by_silos: Mapping[str, Any]) -> dict[str, Any]:
-        """Return intervals of what silos score together; none where rows may be of one person, as sums do not say."""
+        """Return intervals of the silos' summed scores; none if rows may share a person, which sums do not show."""
         table = self._of.spec.table
         if self._of.test is not None or "accuracy" not in by_silos or table is None or table.name_of("group"):
             return {}
@@ -361,7 +360,7 @@ class Session:
         return {"intervals": {name: list(sure) for name, sure in of_counts(counts).items() if name in known}}
 
     def _module(self, tensors: Tensors) -> nn.Module:
-        """Return a model that takes rows as the silos have them, several arrays by keyword."""
+        """Return a model that takes the silos' rows, several arrays by keyword."""
         module, preparation = copy.deepcopy(self._of.model), self._players.preparation()
         modules.load(module, tensors)
         plain = preparation.changes_nothing and not preparation.scales_targets
@@ -383,7 +382,7 @@ BESIDE = 2_000_000  # such passes that take as long as what a silo does in a rou
 
 
 def in_process(of: Trainable, roles: Roles, codec: Codec, recorder: Recorder | None, rounds: int) -> InProcess:
-    """Return the engine of silos that are on this machine. rounds: that are left."""
+    """Return the engine of local silos. rounds: the remaining ones."""
     spec, workers, stacks = of.spec, workers_of(of, len(roles.clients), rounds), modules.size(of.model) <= LARGEST
     return InProcess(
         roles.clients,
@@ -400,14 +399,14 @@ def in_process(of: Trainable, roles: Roles, codec: Codec, recorder: Recorder | N
 
 
 def computes_on_one_thread(of: Trainable) -> bool:
-    """Return whether a run computes on one thread: with a small model, and wherever workers are asked for."""
+    """Return whether a run computes on one thread: with a small model, or with `workers` set."""
     return modules.size(of.model) < SMALL or of.spec.engine.workers is not None
 
 
 def workers_of(of: Trainable, silos: int, rounds: int) -> int:
-    """Return in how many processes silos run. rounds: that are left.
+    """Return the number of processes that silos run in. rounds: the remaining ones.
 
-    Raises `moretta.errors.ParameterError` where more than one is asked for and this machine or device has no fork.
+    Raises `moretta.errors.ParameterError` if several are requested and this machine or device has no fork.
     """
     setting, can = of.spec.engine.workers, hasattr(os, "fork") and of.spec.run.device == "cpu"
     if not can and (setting or 1) > 1:
@@ -421,12 +420,12 @@ def workers_of(of: Trainable, silos: int, rounds: int) -> int:
 
 
 def cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _prepare() -> None:
-    """Compute on one thread, in a process that was forked: others of PyTorch's were not. Raises where that fails."""
+    """Compute on one thread in a forked process, which has no other of PyTorch's; raises if that fails."""
     torch.set_num_threads(1)
     tensor = torch.ones(1, requires_grad=True)
     torch.autograd.grad(
@@ -435,7 +434,7 @@ def _prepare() -> None:
 
 
 def _injector(spec: Specification) -> Injector | None:
-    """Return what injects the faults that are asked for; the one pool of centralised training is no silo."""
+    """Return the injector of the faults that are set; none for centralised training, which has no silos."""
     faults, entry = spec.engine.faults, entry_of(spec.protocol)
     if faults is None or entry.pooled:
         return None

@@ -1,11 +1,11 @@
-"""Figures of a model, those of the user's own too, each a number by its name; and how sure they are.
+"""Figures of a model, built-in ones and the user's own, each a number by its name, with intervals.
 
-Figures are those of a run's own test rows, beside what the commonest class or the mean alone gets. Each has an interval
-of 95 per cent by the bootstrap (Efron, 1979): percentiles over rows drawn again, or over whole groups, as rows of one
-patient are not independent. They say nothing of how other training would have gone.
+They are figures of a run's test rows, beside the score of the most frequent class or the mean alone. Each has a 95 %
+interval by the bootstrap (Efron, 1979): percentiles over resampled rows, or over whole groups, because rows of one
+patient are not independent. It does not cover the randomness of training.
 
-The calibration error has none. It is a mean of absolute values, which few rows make large also where probabilities are
-calibrated, and rows drawn again make larger still: such an interval lies above the value that it is about.
+The calibration error has no interval. It is a mean of absolute values, which a small sample makes large even if
+probabilities are calibrated, and resampled rows larger still. Such an interval would lie above the value.
 """
 
 import math
@@ -100,9 +100,9 @@ TOP5_FROM = 20  # classes
 def figures_of_classes(
     outputs: NDArray[np.float64], classes: NDArray[np.int64], loss: str | None, names: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return accuracy and the like; under a loss `metrics` too, numbers, and `classes`, tables. None has neither.
+    """Return accuracy and the like and, under a loss, `metrics`, numbers, and `classes`, tables. None has neither.
 
-    outputs: [rows, outputs]. names: of the classes, for the tables; without any they are numbered.
+    outputs: [rows, outputs]. names: of the classes, for the tables; without names they are numbered.
     """
     chosen = predicted(outputs)
     figures: dict[str, Any] = {"accuracy": float((chosen == classes).mean())}
@@ -125,9 +125,9 @@ def figures_of_classes(
 
 
 def metrics_of_counts(counts: NDArray[np.int64], bins: NDArray[np.float64] | None) -> dict[str, float]:
-    """Return the metrics of `by_counts` that a confusion matrix has, and `calibration_error` of a reliability table.
+    """Return the metrics of `by_counts` of a confusion matrix, and `calibration_error` of a reliability table.
 
-    That is the mean over rows of the |mean probability - accuracy| of their bin, 0 at best and 1 at worst (Guo et al.,
+    That is the mean over rows of |mean probability - accuracy| of their bin, 0 at best and 1 at worst (Guo et al.,
     2017).
     """
     metrics = by_counts(np.diag(counts), counts.sum(axis=1), counts.sum(axis=0))
@@ -139,9 +139,9 @@ def metrics_of_counts(counts: NDArray[np.int64], bins: NDArray[np.float64] | Non
 def by_counts(right: Array, rows: Array, chosen: Array) -> dict[str, NDArray[np.float64]]:
     """Return the metrics that follow from counts of classes, NaN where undefined.
 
-    `right`, `rows`, `chosen`: [.., classes], how many rows of a class are predicted correctly, are of it, and are
-    predicted as it. `f1`: with two classes that of class 1. `f1_macro`: the mean over classes that some row has or that
-    is predicted for one. `balanced_accuracy`: the mean recall over classes that some row has.
+    `right`, `rows`, `chosen`: [.., classes], a class's correct predictions, its rows, and its predictions. `f1`: of
+    class 1 of two classes. `f1_macro`: the mean over classes that have a row or a prediction. `balanced_accuracy`: the
+    mean recall over classes that have a row.
     """
     has, there = rows > 0, rows + chosen > 0
     f1, recall = _f1(right, rows, chosen), right / np.maximum(rows, 1)
@@ -159,10 +159,10 @@ def _mean_where(those: NDArray[np.bool_], values: Array) -> NDArray[np.float64]:
 def tables_of_counts(
     counts: NDArray[np.int64], bins: NDArray[np.float64] | None, names: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return `by_class`, a mapping a class; `confusion`, of not too many classes; and `reliability`, a mapping a bin.
+    """Return `by_class`, a mapping a class; `confusion`, unless classes are too many; `reliability`, a mapping a bin.
 
-    A class has precision None where it is predicted for no row, recall None where it has no row, F1 None where neither.
-    Bins without rows are left out.
+    A class has precision None without predictions, recall None without rows, F1 None without either. Empty bins are
+    left out.
     """
     named = list(names) if len(names) == len(counts) else [str(number) for number in range(len(counts))]
     right, rows, chosen = np.diag(counts), counts.sum(axis=1), counts.sum(axis=0)
@@ -200,7 +200,7 @@ def _told(bins: NDArray[np.float64]) -> list[dict[str, float]]:
 
 
 def _f1(right: Array, rows: Array, chosen: Array) -> NDArray[np.float64]:
-    """Return each class's F1, 2 precision recall / (precision + recall); 0 where nothing is right."""
+    """Return each class's F1, 2 precision recall / (precision + recall); 0 without a correct prediction."""
     return np.asarray(2 * right / np.maximum(rows + chosen, 1))
 
 
@@ -209,9 +209,9 @@ Ranking = tuple[NDArray[np.bool_], NDArray[np.float64]]
 
 
 def rankings(outputs: NDArray[np.float64], classes: NDArray[np.int64], loss: str) -> list[Ranking]:
-    """Return what a classifier puts in order: rows of class 1 or, of several classes, those of each against the rest.
+    """Return the rankings of a classifier: of rows of class 1 or, with several classes, of each against the rest.
 
-    There is nothing where a class has no row, or the model diverged.
+    Empty if a class has no row, or the model diverged.
     """
     count = max(outputs.shape[1], 2)
     if len(np.unique(classes)) < count or not np.isfinite(outputs).all():
@@ -224,9 +224,9 @@ def rankings(outputs: NDArray[np.float64], classes: NDArray[np.int64], loss: str
 
 
 def at_thresholds(ranking: Ranking, weights: Array) -> tuple[Array, Array]:
-    """Return how many of those rows, and of the others, score at least each threshold, the highest first.
+    """Return the numbers of those rows, and of the others, that score at least each threshold, the highest first.
 
-    weights: [draws, rows], how often a row counts. Both results are [draws, thresholds]; equal scores have one.
+    weights: [draws, rows], how often a row counts. Both results are [draws, thresholds]; equal scores share one.
     """
     those, scores = ranking
     order = np.argsort(-scores, kind="stable")
@@ -236,9 +236,9 @@ def at_thresholds(ranking: Ranking, weights: Array) -> tuple[Array, Array]:
 
 
 def ranked(orders: Sequence[Ranking], weights: Array) -> dict[str, NDArray[np.float64]]:
-    """Return the area under the ROC curve and the average precision, means over rankings, [draws]; empty of none.
+    """Return the area under the ROC curve and the average precision, means over rankings, [draws]; empty without any.
 
-    The area is Mann and Whitney's U over pairs. Either is NaN in a draw that lacks a class.
+    The area is Mann and Whitney's U over pairs. Both are NaN in a draw that lacks a class.
     """
     areas, precisions = list[Array](), list[Array]()
     for order in orders:
@@ -272,14 +272,14 @@ def judged(
     where: str = "rows",
     threshold: float | None = None,
 ) -> dict[str, Any]:
-    """Return `rows`; `figures`, each with `value`, `low` and `high`; `baseline`; and of classes their tables.
+    """Return `rows`; `figures`, each with `value`, `low` and `high`; `baseline`; and tables of classes.
 
-    The calibration error has a `value` alone.
-    `outputs`: [rows, outputs], as the model has them; `y`: int64[rows] of classes, numbers [rows, outputs], or masks
-    [rows, positions, 2], of which figures are over all positions that count. `names`: of the classes; None leaves their
-    tables out. `together`: whom rows are about. `baseline`: the accuracy of the commonest class here, or the squared
-    error of the mean here. `threshold`: the probability from which on a row is taken for class 1 of two, for the
-    figures ``.._at_threshold`` (`best_threshold`).
+    The calibration error has a `value` only.
+    `outputs`: [rows, outputs], as the model returns them. `y`: int64[rows] of classes, numbers [rows, outputs], or
+    masks [rows, positions, 2], whose figures are over all positions that count. `names`: of the classes; None leaves
+    the tables out. `together`: the subjects of rows. `baseline`: the accuracy of the most frequent class, or the
+    squared error of the mean, of these rows. `threshold`: the least probability for class 1 of two, for the figures
+    ``.._at_threshold`` (`best_threshold`).
     """
     check_fit(y, outputs.shape[1], where)
     outputs, classes, size = outputs.astype(np.float64), task == "classification", outputs.size
@@ -325,9 +325,9 @@ def _interval(finite: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def of_counts(counts: NDArray[np.int64]) -> dict[str, tuple[float, float]]:
-    """Return intervals of the figures that follow from a confusion matrix, [classes, classes], where rows are unknown.
+    """Return intervals of the figures of a confusion matrix, [classes, classes], for unknown rows.
 
-    How often each cell comes up among rows drawn again is multinomial, so these are `judged`'s intervals over rows.
+    Resampled counts of its cells are multinomial, so these are `judged`'s intervals over rows.
     """
     rows = int(counts.sum())
     drawn = generator(0).multinomial(rows, counts.ravel() / rows, RESAMPLES).reshape(-1, *counts.shape)
@@ -340,9 +340,9 @@ def of_counts(counts: NDArray[np.int64]) -> dict[str, tuple[float, float]]:
 
 
 def best_threshold(outputs: Array, y: Array, loss: str) -> float | None:
-    """Return from which probability on a row is best taken for class 1, by balanced accuracy; None but for two classes.
+    """Return the least probability for class 1 with the best balanced accuracy; None unless there are two classes.
 
-    It is the highest of several (Youden, 1950). Where rows lack a class, or the model diverged, it returns None.
+    It is the highest of several (Youden, 1950). None if rows lack a class, or the model diverged.
     """
     if outputs.shape[1] > 2 or not rankings(outputs, y, loss):
         return None
@@ -366,7 +366,7 @@ def _at_threshold(outputs: Array, y: Array, loss: str, threshold: float) -> Meas
 
 
 def _of_classes(outputs: Array, y: Array, loss: str, threshold: float | None = None) -> Measure:
-    """Return what measures drawn rows of classes, as `figures_of_classes` does rows that each count once."""
+    """Return the measure of resampled rows of classes, by `figures_of_classes`."""
     chosen, count, every = predicted(outputs), max(outputs.shape[1], 2), np.ones(len(y))
     orders, counted = rankings(outputs, y, loss), [(y, chosen == y, count), (y, every, count), (chosen, every, count)]
     distances, at_threshold = None, None
@@ -389,7 +389,7 @@ def _of_classes(outputs: Array, y: Array, loss: str, threshold: float | None = N
 
 
 def _of_masks(counts: NDArray[np.int64]) -> Measure:
-    """Return what measures drawn rows of masks. counts: as of `counts_at_positions`."""
+    """Return the measure of resampled rows of masks. counts: as of `counts_at_positions`."""
     flat = counts.reshape(len(counts), -1)
     return lambda weights: overlaps((weights @ flat).reshape(len(weights), *counts.shape[1:]))
 
@@ -409,9 +409,9 @@ def _of_numbers(outputs: Array, y: Array) -> Measure:
 
 
 def curves(outputs: Array, y: Array, loss: str) -> dict[str, list[float]]:
-    """Return `roc`, recall by rate of false alarms, and `precision_recall`, precision by recall, means over rankings.
+    """Return `roc`, recall by false alarm rate, and `precision_recall`, precision by recall, means over rankings.
 
-    Each has so many values, at equal steps from 0 to 1. Empty where nothing is ranked (`rankings`).
+    Each has its values at equal steps from 0 to 1. Empty without rankings (`rankings`).
     """
     at, drawn = np.linspace(0.0, 1.0, POINTS + 1), list[Any]()
     for ranking in rankings(outputs.astype(np.float64), y, loss):

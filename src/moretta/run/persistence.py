@@ -1,8 +1,8 @@
-"""What a run writes into its folder, and when; `moretta.engines.run_folder` lists the files.
+"""The files that a run writes into its folder, and when; `moretta.engines.run_folder` lists them.
 
-The states of a run's roles are in memory and in the folders ``checkpoint`` and ``best`` of a run. The truth of a run
-lies in ``truth``, apart from the views: by all roles' states and a digest of all rows an audit scores what attacks
-claim. A run with remote silos has none, as nobody has all of it.
+The states of a run's roles are in memory and in its folders ``checkpoint`` and ``best``. Its truth is in ``truth``,
+apart from the views: all roles' states and a digest of all rows, by which an audit scores attacks. A run with remote
+silos has no truth, because nobody has all of it.
 """
 
 import hashlib
@@ -51,16 +51,16 @@ class BestRound:
 
 
 def states_of(roles: Roles) -> dict[str, State]:
-    """Return the states of the server and of all silos that are here, by the names of their files."""
+    """Return the states of the server and of all local silos, by the names of their files."""
     roles.gather()
     states: dict[str, State] = {"server": roles.server.state()}
     return states | {f"silo-{name}": client.state() for name, client in roles.clients.items()}
 
 
 def restore_states(roles: Roles, states: Mapping[str, State]) -> None:
-    """Give the server and all silos that are here the states that `states_of` returned.
+    """Restore the states of `states_of` in the server and in all local silos.
 
-    Raises `moretta.errors.ParameterError` where they are of other roles than these.
+    Raises `moretta.errors.ParameterError` if they belong to other roles.
     """
     expected = {"server", *(f"silo-{name}" for name in roles.clients)}
     if set(states) != expected:
@@ -91,7 +91,7 @@ def save_truth(folder: Path, place: CheckpointId, states: Mapping[str, State], s
 
 
 def run_id(spec: Specification, roster: Roster | None, seed: int) -> str:
-    """Return the id of a new run: random, but of tests with insecure secrets."""
+    """Return the id of a new run: random, except in tests with insecure secrets."""
     run = secrets.token_hex(16)
     if spec.run.insecure_secret_seed is not None:
         derived = derive(b"insecure run id.", spec.run.insecure_secret_seed, seed, type(spec.protocol).__name__)
@@ -102,7 +102,7 @@ def run_id(spec: Specification, roster: Roster | None, seed: int) -> str:
 def digest_of(
     spec: Specification, silos: Sequence[Silo], model: nn.Module, layout: SampleLayout | None, seed: int, rounds: int
 ) -> str:
-    """Return what a resumed run must agree on: the run file, or without one what was given from Python."""
+    """Return the digest that a resumed run must match: of the run file, or else of the arguments from Python."""
     if spec.digest:
         return spec.digest
     settings = [
@@ -119,9 +119,9 @@ def digest_of(
 
 
 def _printed(model: nn.Module) -> str:
-    """Return a module as PyTorch prints it: its layers, by which models differ whose tensors have the same shapes.
+    """Return a module as PyTorch prints it: its layers, by which models with equal shapes of tensors differ.
 
-    What `forward` does beside them, such as a call of `F.relu`, is not in it.
+    It lacks what `forward` does besides, such as a call of `F.relu`.
     """
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(model))  # where an object lies differs from process to process
 
@@ -131,7 +131,7 @@ def last_session(
 ) -> tuple[CheckpointId, dict[str, State]]:
     """Return where the next session begins, and the roles' states there.
 
-    Raises `moretta.errors.ParameterError` without a folder with a checkpoint, or with one of another run.
+    Raises `moretta.errors.ParameterError` without a checkpoint of this run.
     """
     if folder is None:
         raise ParameterError("resuming needs the run's folder; name it by out")
@@ -156,7 +156,7 @@ def last_session(
 
 
 def recorder_of(spec: Specification, folder: RunFolder | None, place: CheckpointId) -> Recorder | None:
-    """Return what records views; None where nobody asked for it, or there is no folder for them."""
+    """Return the recorder of views; None if they are not recorded, or the run has no folder."""
     if folder is None or not spec.run.record_views:
         return None
     return Recorder(folder.path / "views", spec.run.record_views, place.session, place.run)
@@ -164,9 +164,9 @@ def recorder_of(spec: Specification, folder: RunFolder | None, place: Checkpoint
 
 @dataclass(frozen=True)
 class RunFiles:
-    """Writes the files of one session of a run, in the order in which its methods stand here.
+    """Writes the files of one session of a run, in the order of its methods.
 
-    place: where the session began. recorder: of the views, None where they are not recorded. rounds: the last one's
+    place: where the session began. recorder: of the views, None if they are not recorded. rounds: the last one's
     number.
     """
 
@@ -179,7 +179,7 @@ class RunFiles:
     rounds: int
 
     def begin(self) -> BestRound | None:
-        """Save where a run begins, or return the best round so far of one that is resumed."""
+        """Save where a run begins, or return the best round so far of a resumed one."""
         best = None
         if self.place.session == 0:
             self.save(self.place.round, None)
@@ -191,7 +191,7 @@ class RunFiles:
         return best
 
     def _record_releases(self, releases: Releases) -> None:
-        """Write each noised sum to disk before it is asked for, and count those that a killed session had asked for."""
+        """Write each noised sum to disk before it is requested, and count those that a killed session had requested."""
         journal = Journal(
             self.folder.path / "checkpoint" / RELEASES,
             "the record of what this run has released, without which its epsilon cannot be stated",
@@ -202,11 +202,11 @@ class RunFiles:
         releases.write = journal.append
 
     def asked_takes(self) -> AskedTakes:
-        """Return the takes that all sessions of the run have asked for; a further one is on disk before it is asked."""
+        """Return the takes that all sessions of the run have requested; a further one is on disk before its request."""
         return AskedTakes(Journal(self.folder.path / "checkpoint" / TAKES))
 
     def add(self, line: Mapping[str, Any], best: BestRound | None) -> None:
-        """Write what belongs to a finished round, or to a lost one. line: of the history."""
+        """Write the files of a finished round, or of a lost one. line: of the history."""
         number = line["round"]
         self.flush_views()  # first, so that no round is in the history without its views
         self.folder.append(line)
@@ -224,12 +224,12 @@ class RunFiles:
         save_checkpoint(self.folder.path / "checkpoint", place, states_of(self.roles))
 
     def flush_views(self) -> None:
-        """Write what has been seen so far."""
+        """Write the messages recorded so far."""
         if self.recorder is not None:
             self.recorder.flush()
 
     def end(self, outcome: Outcome, record: dict[str, Any], inputs: Mapping[str, Any]) -> None:
-        """Write a run's models, what their inputs mean, and its record, which is given the digests of both."""
+        """Write a run's models, what their inputs mean, and its record with the digests of both."""
         if outcome.parameters:
             self.folder.write_model("model.safetensors", outcome.parameters)
         if outcome.released is not None:

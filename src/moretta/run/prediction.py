@@ -1,4 +1,4 @@
-"""What the model of a finished run, the released or the true one, does on other rows: it predicts, and is judged."""
+"""Predictions and scores of a finished run's model, the released or the true one, on other rows."""
 
 import csv
 import io
@@ -34,7 +34,7 @@ ROW = "row"  # the column of predictions with each row's number, where rows are 
 
 
 class Predicted(NamedTuple):
-    """What was predicted. rows, outputs: how many. left_out: rows of the table that are not, from 1, and why."""
+    """The numbers of predicted rows and of outputs. left_out: rows of the table without one, from 1, and why."""
 
     rows: int
     outputs: int
@@ -50,20 +50,19 @@ def predict(
     form: Mapping[str, Any] | None = None,
     mapping: ColumnMapping = ColumnMapping(),  # noqa: B008
 ) -> Predicted:
-    """Predict the rows of a table or an .npz file; write a .csv with what is predicted, or a .npy of plain outputs.
+    """Predict the rows of a table or an .npz file; write predictions to a .csv, or plain outputs to a .npy.
 
-    Of a model that predicts masks a .npz file takes the place of the .csv: `prediction` has each position's class,
-    int64[rows, *mask], and `id` the rows' names where they have any. The .npy has [rows, *mask, classes].
-    Of a run on images, `rows` is a folder of them, or a table beside them that names their files. A table has the
-    columns of the training data (its target may be there or not), an .npz file an array `x`, or `x.ids`, `x.mask` and
-    so on where a sample has several, and perhaps `id`. Rows of a table with a cell that is not as its schema says are
-    left out, as long as others remain: a .csv then has ids or the numbers of the others, and a .npy NaN in their place.
-    Absent values are filled in as in training, by what the training rows had, so that no prediction depends on the
-    file's other rows. The released model gives exact predictions; it is the one that silos hold. `form`: the fields of
-    `Format` in which a .csv file is written otherwise than the run's own. `mapping`: what becomes of a table's columns
-    before the schema reads them; rows that do not fit it are left out too.
-    Raises `moretta.errors.ParameterError`, and writes nothing, where the run has no such model, the rows do not fit, or
-    `out` is there and holds no earlier predictions, or rows of this call or of the run.
+    For masks a .npz file replaces the .csv: `prediction` has each position's class, int64[rows, *mask], and `id` the
+    rows' names, if any. The .npy has [rows, *mask, classes].
+    For a run on images, `rows` is a folder of them, or a table beside them that names their files. A table has the
+    training data's columns, with or without the target. An .npz file has an array `x`, or `x.ids`, `x.mask` and so on
+    for several a sample, and may have `id`. Rows of a table with a cell against its schema are left out, unless none
+    remains: a .csv has ids or the numbers of the others, and a .npy NaN in their place. Absent values are filled in
+    from the training rows, so no prediction depends on other rows of the file. The released model, which silos hold,
+    predicts exactly. `form`: the fields of `Format` in which a .csv file differs from the run's. `mapping`: changes a
+    table's columns before the schema reads them; rows that do not fit it are left out too.
+    Raises `moretta.errors.ParameterError`, and writes nothing, if the run has no such model, the rows do not fit, or
+    `out` exists and holds no earlier predictions, or is a table of this call or of the run.
     """
     if not out.parent.is_dir():
         raise ParameterError(f"{out}: expected an output file in a folder that is there; make {out.parent}")
@@ -87,11 +86,11 @@ def evaluate(
     form: Mapping[str, Any] | None = None,
     mapping: ColumnMapping = ColumnMapping(),  # noqa: B008
 ) -> tuple[dict[str, Any], Mapping[int, str]]:
-    """Return how good a run's model is on the rows of a table or an .npz file with targets, as `judged` has it.
+    """Return a run's model's scores (`judged`) on the rows of a table or an .npz file with targets, and rows left out.
 
-    Beside it stand the rows that are left out, from 1, as they are not as the schema says, and why. `by`: a column of
-    the table, any, by whose values rows are judged apart too, by its own name or the mapping's. The rest: as `predict`.
-    Raises `moretta.errors.ParameterError` where the run has no such model, and where rows or targets do not fit.
+    Those are rows that do not follow the schema, from 1, and why. `by`: any column of the table, by its own name or the
+    mapping's; rows of each of its values are also scored apart. Other arguments are those of `predict`.
+    Raises `moretta.errors.ParameterError` if the run has no such model, or rows or targets do not fit.
     """
     model = trained_model.read(folder, choice)
     source = Source(data.name, replace(model.form, **(form or {})), base=data.parent, mapping=mapping)
@@ -121,7 +120,7 @@ def evaluate(
 
 
 def rows_of(source: Source, model: TrainedModel, *, labelled: bool = False) -> tuple[Rows, str]:
-    """Return rows to predict as a silo's own are, with what names each as its id, and the name of that column.
+    """Return rows to predict in a silo's form, with their ids, and the name of the column of ids.
 
     labelled: with their targets.
     """
@@ -151,7 +150,7 @@ def rows_of(source: Source, model: TrainedModel, *, labelled: bool = False) -> t
 
 
 def _images(source: Source, path: Path, model: TrainedModel, image: ImageForm, labelled: bool) -> tuple[Rows, str]:
-    """Return the images of a folder, or those below its own folder that a table names; each is named by its path."""
+    """Return the images of a folder, or those that a table names below its own folder, with their paths as ids."""
     if labelled:
         if path.is_dir() or model.table is None:
             raise ParameterError(f"{path}: expected the table that names images and their classes, beside them")
@@ -184,7 +183,7 @@ def _arrays(path: Path, model: TrainedModel, expected: ExpectedRows) -> Rows:
 
 
 def _of_arrays(model: TrainedModel) -> Schema | None:
-    """Return what the columns of arrays mean that have names; their marks of absence are columns too."""
+    """Return the schema of arrays with named columns; marks of absence are columns too."""
     names = [name for name in model.columns if f"{name}={ABSENT_CATEGORY}" in model.columns or "=" not in name]
     if not names:
         return None
@@ -216,7 +215,7 @@ def _write(out: Path, outputs: Array, rows: Rows, named: str, model: TrainedMode
 
 
 def _are_predictions(there: Path, tables: Sequence[Path]) -> bool:
-    """Return whether a file has the header or the arrays that `_write` gives it, and is not one of the tables."""
+    """Return whether a file has the header or arrays that `_write` writes, and is not one of the tables."""
     if there.suffix.lower() == ".npy":  # no rows are read from such a file
         return True
     if there.suffix.lower() == ".npz":
@@ -230,7 +229,7 @@ def _are_predictions(there: Path, tables: Sequence[Path]) -> bool:
 
 
 def _are_one(there: Path, table: Path) -> bool:
-    """Return whether a file is a table. Who predicts need not be able to look at the tables of training: no then."""
+    """Return whether a file is a table; false if this user may not look at the table."""
     try:
         return there.samefile(table)
     except OSError:
@@ -238,7 +237,7 @@ def _are_one(there: Path, table: Path) -> bool:
 
 
 def _predicted(outputs: Array, model: TrainedModel) -> tuple[list[str], list[list[Any]]]:
-    """Return the columns of what is predicted: the class and what each class's probability is, or the numbers."""
+    """Return the columns of predictions: the class and each class's probability, or the numbers."""
     if model.task != "classification":
         outputs = estimates_of(outputs, model.loss)
         names = [PREDICTION] if outputs.shape[1] == 1 else [f"{PREDICTION}_{k}" for k in range(outputs.shape[1])]

@@ -1,4 +1,4 @@
-"""A look at the rows of a run file, of a federation on one machine, or of one file, without a model or torch."""
+"""A look at the rows of a run file, of a local federation, or of one file, without a model or torch."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def look_of_run(run_file: RunFile, least: int = LEAST_SHOWN) -> Look:
 
 
 def opening_of(federation: Trainable) -> list[str]:
-    """Return what is said before round one: rows at each silo, absent values, classes, and columns by kind."""
+    """Return the lines before round one: rows at each silo, absent values, classes, and columns by kind."""
     if _in_one_order(federation.silos):
         parts = {"testing": federation.test, "validation": federation.validation}
         look = look_at(
@@ -86,9 +86,9 @@ def opening_of(federation: Trainable) -> list[str]:
 
 
 def losable_of(federation: Trainable) -> list[str]:
-    """Return what is said before round one of silos that rounds cannot do without, and in a run of three what can help.
+    """Return the lines about silos that no round can lose, and what can help in a run of three.
 
-    Nothing where silos hold columns, whose groups are of several sizes, and where no masks are taken off.
+    Empty if silos hold columns, whose groups differ in size, or without masks.
     """
     spec, silos = federation.spec, federation.silos
     secure, names = spec.summing(len(silos)), [silo.name for silo in silos]
@@ -109,7 +109,7 @@ def losable_of(federation: Trainable) -> list[str]:
 
 
 def missing_in_audit(federation: Trained) -> list[str]:
-    """Return which settings take attacks from an audit, a sentence each; none where nothing is recorded for one."""
+    """Return a sentence for each setting that prevents attacks of an audit; none if no views are recorded."""
     spec, silos = federation.spec, federation.silos
     recorded = spec.run.record_views
     if not recorded or any(silo.remote for silo in silos):
@@ -133,9 +133,9 @@ def missing_in_audit(federation: Trained) -> list[str]:
 
 
 def look_of_file(path: Path, schema: Path | None, form: Format, hints: Hints, least: int = LEAST_SHOWN) -> Look:
-    """Return a look at one file: a table, by a schema or an inferred one, or an .npz file with x and y.
+    """Return a look at one file: a table, by a given or an inferred schema, or an .npz file with x and y.
 
-    Raises `moretta.errors.ParameterError` for what cannot be read.
+    Raises `moretta.errors.ParameterError` for a file that cannot be read.
     """
     if not is_table(path.name):
         if schema is not None:
@@ -160,7 +160,7 @@ def look_of_file(path: Path, schema: Path | None, form: Format, hints: Hints, le
 
 
 def _in_one_order(silos: Iterable[Silo]) -> bool:
-    """Whether silos that hold different columns of the same rows have as many, of the same ids if they have any."""
+    """Whether silos with different columns of the same rows have equally many, of equal ids if they have any."""
     first = dict[str, Silo]()
     for silo in silos:
         other = first.setdefault(silo.row, silo) if silo.columns else silo
@@ -173,7 +173,7 @@ def _in_one_order(silos: Iterable[Silo]) -> bool:
 
 
 def _owners(silos: Iterable[Silo]) -> list[Silo]:
-    """Return each silo's rows; the partners of a row of a grid are one owner of whole rows."""
+    """Return each silo's rows; the partners of a grid's row are one owner of whole rows."""
     rows: dict[str, list[Silo]] = {}
     for silo in silos:
         rows.setdefault(silo.row or silo.name, []).append(silo)
@@ -193,7 +193,7 @@ def _owners(silos: Iterable[Silo]) -> list[Silo]:
 def told_of_sums(
     counted: Counted, silos: int, names: Sequence[str], class_names: Sequence[str], table: Schema | None
 ) -> dict[str, Any]:
-    """Return what may be shown of it (`moretta.data.look.Look.plain`). silos: how many. names: of the input columns."""
+    """Return what sums may show (`moretta.data.look.Look.plain`). silos: their number. names: of the input columns."""
     if not len(counted.present):
         columns = []
     elif table is not None:
@@ -208,7 +208,7 @@ def told_of_sums(
 
 
 def _by_schema(counted: Counted, table: Schema) -> list[Spread]:
-    """Return each column of a schema: the mean of a category's zeros and ones tells how many rows have it."""
+    """Return each column of a schema; the mean of a category's zeros and ones gives its number of rows."""
     expansion, spreads = expansion_of(table), list[Spread]()
     rows = np.rint(counted.mean * counted.present).astype(np.int64)
     for place, (name, feature) in enumerate(table.features.items()):
@@ -233,7 +233,7 @@ def _by_schema(counted: Counted, table: Schema) -> list[Spread]:
 
 
 def _number(name: str, counted: Counted, place: int, *, may_lack: bool) -> Spread:
-    """Return a column of numbers: how many there are, and about where they lie, two deviations around their mean."""
+    """Return a column of numbers: their count and their approximate range, two deviations around the mean."""
     there, mean, spread = int(counted.present[place]), float(counted.mean[place]), float(counted.deviation[place])
     absent = np.array([counted.rows - there]) if may_lack else None
     about = f"{mean - 2 * spread:.2g}", f"{mean + 2 * spread:.2g}"
@@ -249,10 +249,10 @@ def _target(counted: Counted, names: Sequence[str], table: Schema | None) -> Spr
 
 
 def load(run_file: RunFile) -> Distributed:
-    """Return the rows of a run file over its silos: dealt out, or in a file for each.
+    """Return the rows of a run file by silo: dealt out, or from a file each.
 
-    Of silos that hold different columns, each in a file of its own, they may be in any order.
-    Raises `moretta.errors.ParameterError` for data that cannot work.
+    Files of silos with different columns may have their rows in any order.
+    Raises `moretta.errors.ParameterError` for unusable data.
     """
     seed, data, base = run_file.run.seed, run_file.data, run_file.base
     if data.source == "sites":

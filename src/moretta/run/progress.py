@@ -1,7 +1,7 @@
-"""What a run shows of itself as it goes: a bar in a terminal or a notebook, else a line every few seconds.
+"""The display of a run's progress: a bar in a terminal or a notebook, else a line every few seconds.
 
-The shell and Python have the same. All of it goes to stderr or to the notebook's cell. The log has the lines too, at
-level INFO (`moretta.run.loop`).
+The shell and Python share it. It writes to stderr or to the notebook's cell. The log has the lines too, at level INFO
+(`moretta.run.loop`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def round_line(number: int, rounds: int, line: Mapping[str, Any]) -> str:
 
 
 def _figures(line: Mapping[str, Any]) -> dict[str, float]:
-    """Return what a line says of how good the model is, and of epsilon, by names for people."""
+    """Return the scores and epsilon of a round's line, by names for people."""
     names = {"loss": "loss", "scaled_loss": "loss of scaled targets", "test_accuracy": "test accuracy"}
     names |= {"test_mse": "test mse", "validation_loss": "validation loss", "epsilon": "epsilon"}
     if "test_accuracy" in line:
@@ -48,19 +48,19 @@ def _figures(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _events(line: Mapping[str, Any]) -> list[str]:
-    """Return what must not pass unseen of a round: who was missing, and that it was lost."""
+    """Return what a reader must not miss of a round: its missing silos, and that it was lost."""
     missed = [f"round {gone['round']}: {gone['silo']} {gone['reason']}" for gone in line["dropped"]]
     return [*missed, f"round {line['round']} is lost: the others are too few"] if "lost" in line else missed
 
 
 class Rhythm:
-    """Says which rounds are due: one every so many seconds, and the last."""
+    """Selects rounds to show: one every so many seconds, and the last."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._last = seconds, time.monotonic()
 
     def due(self, *, last: bool) -> bool:
-        """Return whether this round is; the next is due after it."""
+        """Return whether this round is shown; if it is, the interval begins anew."""
         if not last and time.monotonic() - self._last < self._seconds:
             return False
         self._last = time.monotonic()
@@ -68,7 +68,7 @@ class Rhythm:
 
 
 class Display:
-    """Shows a run for as long as a `with` block lasts; it is called after each round. label: what is shown."""
+    """Shows a run within a `with` block; it is called after each round. label: the text to show."""
 
     def __init__(self, label: str, rounds: int) -> None:
         self._label, self._rounds, self._stack = label, rounds, ExitStack()
@@ -76,7 +76,7 @@ class Display:
         self._face: _Lines | _Bar | _Cell = _Lines(rounds)
 
     def __enter__(self) -> Self:
-        """Begin to show it."""
+        """Begin to show the run."""
         self._stack.enter_context(_sentences_once())
         console = Screen(stderr=True)
         if (notebook := _notebook()) is not None:
@@ -88,7 +88,7 @@ class Display:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Stop showing it."""
+        """Stop showing the run."""
         self._stack.close()
 
     def __call__(self, number: int, rounds: int, line: Mapping[str, Any]) -> None:
@@ -96,7 +96,7 @@ class Display:
         self._face.show(number, line)
 
     def end(self, warnings: Sequence[str]) -> None:
-        """Show the last round; say what a reader should know, unless the program's own logging has said it."""
+        """Show the last round, and warnings that the program's own logging has not shown."""
         self._face.end()
         if not self._heard[logging.WARNING]:
             for sentence in warnings:
@@ -105,7 +105,7 @@ class Display:
 
 @contextmanager
 def _sentences_once() -> Iterator[None]:
-    """Keep the shell's own handler quiet, as what it would say is shown here."""
+    """Keep the shell's own handler quiet, because the display shows its records."""
     root = logging.getLogger()
     own = [handler for handler in root.handlers if handler is logging.lastResort]
     for handler in own:
@@ -118,7 +118,7 @@ def _sentences_once() -> Iterator[None]:
 
 
 def _is_heard(level: int) -> bool:
-    """Return whether a handler that the program has set up shows records of this level."""
+    """Return whether a handler of the program's own shows records of this level."""
     handlers = [*log.handlers, *(logging.getLogger().handlers if log.propagate else ())]
     silent = (logging.NullHandler, logging.FileHandler)
     own = [handler for handler in handlers if not isinstance(handler, silent) and handler is not logging.lastResort]
@@ -191,7 +191,7 @@ class _Bar:
 
 
 def _notebook() -> Any:
-    """Return what shows things in a notebook's cell; None where this is no notebook."""
+    """Return the display function of a notebook's cell; None outside notebooks."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     if shell is None or getattr(shell, "kernel", None) is None:
@@ -202,7 +202,7 @@ def _notebook() -> Any:
 
 
 class _Cell:
-    """A bar in a notebook's cell, by what every notebook has: HTML, and text where that is not shown."""
+    """A bar in a notebook's cell: HTML, with text for notebooks that show none."""
 
     def __init__(self, notebook: Any, label: str, rounds: int) -> None:
         self._label, self._rounds, self._said, self._rhythm = label, rounds, list[str](), Rhythm(REFRESH)

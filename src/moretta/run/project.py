@@ -1,4 +1,4 @@
-"""A project to begin with: a small made-up table a silo, a model, a run file, and a test that runs."""
+"""A new project: a small made-up table for each silo, a model, a run file, and a test that runs."""
 
 import re
 import shutil
@@ -135,10 +135,10 @@ yours in their place.
 
 
 def create(folder: Path) -> list[Path]:
-    """Write a project into a folder that is not there, or empty, and return its files, sorted.
+    """Write a project into a new or empty folder, and return its files, sorted.
 
-    The folder's name is the run's. Raises `moretta.errors.ParameterError` for another name than letters, digits, dots,
-    dashes and underscores, and for a folder that holds anything; then nothing is written.
+    The folder's name is the run's. Raises `moretta.errors.ParameterError`, and writes nothing, for a name with other
+    characters than letters, digits, dots, dashes and underscores, and for a folder with content.
     """
     name = folder.absolute().name
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", name):
@@ -169,7 +169,7 @@ def _write(folder: Path, name: str) -> None:
 
 
 def table(silo: str, rows: int, seed: int) -> str:
-    """Return a made-up table as CSV, always the same; age, pressure and ward say much of the outcome, and not all."""
+    """Return a made-up table as CSV, always the same; age, pressure and ward predict much of the outcome."""
     drawn = np.random.default_rng(seed)
     lines = ["patient,age,pressure,ward,outcome"]
     for number in range(rows):

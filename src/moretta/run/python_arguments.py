@@ -1,4 +1,4 @@
-"""What a Python user gives a federation, checked before anything is built: silos, settings and the model."""
+"""The Python arguments of a federation, checked before anything is built: silos, settings and the model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OF_PROTOCOL = "a setting of the protocol, such as FedSGD({}=..)"
 
 @dataclass(frozen=True)
 class Made:
-    """How a model is built. source, arguments, base: as of `moretta.models.catalogue.build`; empty: not known."""
+    """How a model is built. source, arguments, base: as of `moretta.models.catalogue.build`; empty if unknown."""
 
     source: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -42,18 +42,18 @@ class Made:
 
     @classmethod
     def of(cls, spec: Specification) -> Made:
-        """Return how the model of a run file is built; of one given from Python, that it is not known."""
+        """Return how the model of a run file is built; of a model from Python, that this is unknown."""
         section = dict(spec.settings.get("model", {})) if spec.text else {}
         return cls(str(section.pop("source", "")), section, str(spec.settings.get("run", {}).get("base", ".")))
 
     @property
     def digest(self) -> str:
-        """What noise is bound to; empty where it is not known how the model is built."""
+        """The digest that noise is bound to; empty if it is unknown how the model is built."""
         return catalogue.source_digest(self.source, self.arguments, agreed=OWN_CODE) if self.source else ""
 
 
 def elsewhere() -> dict[str, str]:
-    """Return keywords that belong to the protocol or to `train`, and where each belongs."""
+    """Return keywords that belong to the protocol or to `train`, each with its place."""
     of_train = {name: f"an argument of train: Federation(..).train({name}=..)" for name in OF_TRAIN}
     return {name: OF_PROTOCOL.format(name) for name in Training.model_fields} | of_train
 
@@ -70,7 +70,7 @@ def section(kind: type[AnySection], **keys: Any) -> AnySection:
 
 
 def standardised(value: bool | str | Sequence[str]) -> bool | tuple[str, ...]:
-    """Return the names of arrays to standardise as a tuple, of one too."""
+    """Return names of arrays to standardise as a tuple, also of a single name."""
     if isinstance(value, bool):
         return value
     names = (value,) if isinstance(value, str) else value
@@ -80,7 +80,7 @@ def standardised(value: bool | str | Sequence[str]) -> bool | tuple[str, ...]:
 
 
 def whole(name: str, value: object, least: int | None = None) -> int:
-    """Return a whole number. Raises `moretta.errors.ParameterError` for anything else, or is below the least."""
+    """Return a whole number. Raises `moretta.errors.ParameterError` for anything else, or less than `least`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise ParameterError(f"{name} = {shown(value)}: expected a whole number")
     if least is not None and value < least:
@@ -99,7 +99,7 @@ def check_kinds(
 ) -> None:
     """Raise `moretta.errors.ParameterError`, naming the argument, for one of another kind than it takes.
 
-    Also for views that are to be recorded, and no folder to record them in.
+    Also for recorded views without a folder.
     """
     if isinstance(protocol, type):
         name = protocol.__name__
@@ -121,7 +121,7 @@ def check_kinds(
 
 
 def check_watchers(progress: object, on_round: object) -> None:
-    """Raise `moretta.errors.ParameterError` for what is to be called after each round and cannot be called."""
+    """Raise `moretta.errors.ParameterError` for a callback of rounds that cannot be called."""
     if progress is not None and not isinstance(progress, bool):
         _check_called("progress", progress, "true, false or a function", ("round", "rounds", "line"))
     if on_round is not None:
@@ -129,7 +129,7 @@ def check_watchers(progress: object, on_round: object) -> None:
 
 
 def _check_called(name: str, function: object, expected: str, arguments: Sequence[str]) -> None:
-    """Check that an argument of `train` can be called with so many arguments."""
+    """Check that an argument of `train` takes these arguments."""
     if isinstance(function, type):
         raise ParameterError(f"{name}: expected {expected}; got the class {function.__name__}")
     if not callable(function):
@@ -147,7 +147,7 @@ def _check_called(name: str, function: object, expected: str, arguments: Sequenc
 
 
 def listed(silos: object) -> list[Silo]:
-    """Return silos as a list. Raises `moretta.errors.ParameterError` for anything else than silos."""
+    """Return silos as a list. Raises `moretta.errors.ParameterError` for anything else."""
     if isinstance(silos, Silo | str | Mapping) or not hasattr(silos, "__iter__"):
         raise ParameterError(f'silos: expected a list such as [Silo("north", x, y), ..]; got {kind_of(silos)}')
     rows = list(silos)
@@ -167,7 +167,7 @@ def listed(silos: object) -> list[Silo]:
 
 
 def names_in(keyword: str, value: object) -> tuple[str, ...]:
-    """Return names of columns or classes, of a list, an array or a frame's columns.
+    """Return names of columns or classes, from a list, an array or a frame's columns.
 
     Raises `moretta.errors.ParameterError`, naming the keyword, for anything but a list of words.
     """
@@ -178,11 +178,10 @@ def names_in(keyword: str, value: object) -> tuple[str, ...]:
 
 
 def task_of(silos: Sequence[Silo], loss: str) -> str:
-    """Return "classification" or "regression", by the targets of all silos and not by the first's alone.
+    """Return "classification" or "regression", by the targets of all silos.
 
-    Whole numbers and one-hot rows are classes, as in files (`moretta.data.rows.as_targets`), and under cross-entropy
-    so are soft labels. Raises `moretta.errors.ParameterError`, naming two silos, where some have classes and some
-    numbers.
+    Whole numbers and one-hot rows are classes, as in files (`moretta.data.rows.as_targets`), and under cross-entropy so
+    are soft labels. Raises `moretta.errors.ParameterError`, naming two silos, if only some have classes.
     """
     labelled = [silo for silo in silos if silo.y.size]
     if any(silo.y.ndim == 3 for silo in labelled):  # masks have no class a row
@@ -202,8 +201,9 @@ def task_of(silos: Sequence[Silo], loss: str) -> str:
 def columns_agreed(silos: Sequence[Silo], names: Sequence[str]) -> tuple[list[Silo], Sequence[str]]:
     """Return silos with the columns of their frames in one order, and the names in that order.
 
-    names: as the user gives them, else the first silo's. Rows of arrays have no names, and stay.
-    Raises `moretta.errors.ParameterError`, naming silo and column, where silos have other columns, or some no names.
+    names: the user's, else the first silo's. Arrays have no names, and stay as they are.
+    Raises `moretta.errors.ParameterError`, naming silo and column, if silos have other columns, or only some have
+    names.
     """
     framed = [silo for silo in silos if silo.names]
     if not framed:
@@ -220,7 +220,7 @@ def columns_agreed(silos: Sequence[Silo], names: Sequence[str]) -> tuple[list[Si
 
 
 def _check_count(names: Sequence[str], silo: Silo) -> None:
-    """Check that names are one a column, each once, where rows are arrays without names of their own."""
+    """Check that there is one distinct name for each column of unnamed arrays."""
     twice = next((name for name in names if list(names).count(name) > 1), None)
     if twice is not None:
         raise ParameterError(f"feature_names: {twice!r} is there twice; give each column its own name")
@@ -246,17 +246,18 @@ def _ordered(silo: Silo, columns: Sequence[str], owner: str) -> Silo:
 
 
 def rows_of(part: str, rows: Any, names: Sequence[str]) -> Any:
-    """Return test or validation rows as arrays: of a pair (x, y) or of a Dataset. names: of the silos' columns."""
+    """Return test or validation rows as arrays, from a pair (x, y) or a Dataset. names: of the silos' columns."""
     return None if rows is None else python_rows.pair(rows, part, names, "the silos'")
 
 
 def built(
     model: object, silos: Sequence[Silo], protocol: object, task: str, class_names: Sequence[str], table: Schema | None
 ) -> tuple[nn.Module, Made]:
-    """Return a model, and how it is built where that is known.
+    """Return a model, and how it is built if that is known.
 
-    model: a module; or a built-in name or "module:function"; or a mapping with that as "source", and further arguments,
-    as [model] in a run file. Raises `moretta.errors.ParameterError` for anything else, and where nothing trains.
+    model: a module; or a built-in name or "module:function"; or a mapping with that as "source" and further arguments,
+    as [model] in a run file. Raises `moretta.errors.ParameterError` for anything else, and for a model without
+    trainable parameters.
     """
     if isinstance(model, type) and issubclass(model, nn.Module):
         raise ParameterError(f"model: expected a module, got the class {model.__name__}; call it: {model.__name__}(..)")
@@ -287,7 +288,7 @@ def built(
 
 
 def _check_plain(arguments: Mapping[str, Any]) -> None:
-    """Check that a model's arguments can be kept beside it, as it is built from them again."""
+    """Check that a model's arguments can be saved, because it is built from them again."""
     for name, value in arguments.items():
         try:
             json.dumps(value, allow_nan=False)
@@ -299,7 +300,7 @@ def _check_plain(arguments: Mapping[str, Any]) -> None:
 
 
 def _outputs(silos: Sequence[Silo], loss: str, task: str, class_names: Sequence[str]) -> int:
-    """Return how many outputs a built-in model needs, as a run file's has."""
+    """Return the number of outputs of a built-in model, as for a run file."""
     targets: list[NDArray[np.generic]] = [silo.y for silo in silos if len(silo.y)]
     first = targets[0] if targets else np.empty(0)
     if first.ndim > 1:

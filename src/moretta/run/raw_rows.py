@@ -1,4 +1,4 @@
-"""Models that take rows as the data has them: they fill in what is absent, scale, compute, and undo targets' scale."""
+"""Models that take raw rows: they fill in absent values, scale, compute, and undo the targets' scale."""
 
 from collections.abc import Callable
 from typing import Self
@@ -13,9 +13,9 @@ from moretta.models.checks import dtype_of
 
 
 class _Uncast(nn.Module):
-    """A module of which `.float()` and its like move the `exact` buffers and do not cast them.
+    """A module whose `exact` buffers `.float()` and the like move and do not cast.
 
-    They are meant for the model, and not for what prepares its rows.
+    Such calls are meant for the model, not for the preparation of its rows.
     """
 
     exact: tuple[str, ...] = ()
@@ -32,9 +32,9 @@ class Prepared(_Uncast):
     """A model behind its preparation.
 
     It takes a silo's inputs, NaN where a value is absent, or with an expansion coded rows, [rows, features] (numbers,
-    days, and places of categories). Tokens pass as they are. Sums are in float64, as at the silos. may_lack:
+    days, and places of categories). Tokens pass unchanged. Sums are in float64, as at the silos. may_lack:
     bool[columns], or [1] for all alike, where a value may be absent. A row that predictions refuse (a value is absent
-    elsewhere, is infinite, or is no place of a category) has NaN as its outputs.
+    elsewhere, is infinite, or is no place of a category) has outputs of NaN.
     """
 
     exact = ("fill", "mean", "deviation")
@@ -119,7 +119,7 @@ class Expanded(_Uncast):
         self.register_buffer("category", torch.tensor(expansion.source[:, None] == categories, dtype=torch.float64))
 
     def forward(self, coded: Tensor) -> Tensor:
-        """Return inputs, [rows, inputs], NaN where a plain value is absent; infinite where a category has no column."""
+        """Return inputs, [rows, inputs]: NaN for an absent plain value, infinite for a category without a column."""
         value = torch.index_select(coded, 1, self.source)
         marks = torch.where(self.one_of, (value == self.codes).double(), torch.isnan(value).double())
         if self.category.shape[1]:

@@ -1,7 +1,7 @@
-"""The record of a run, which ``result.json`` keeps: a pure function of what was planned and of what happened.
+"""The record of a run, ``result.json``: a pure function of its settings and of what happened.
 
-Also the line of a round in ``history.jsonl``, what the lines of a run add up to, what a callback is given after each
-round, and how it ends a run.
+Also the line of a round in ``history.jsonl``, the totals of a run's lines, and the values and the exception of
+callbacks.
 """
 
 import math
@@ -29,16 +29,16 @@ from moretta.secure_aggregation import agreement, statistics, unmasking
 
 @dataclass(frozen=True)
 class PlayedRun:
-    """What a run was to do, and what happened in it, in all its sessions.
+    """The settings of a run, and what happened in all its sessions.
 
-    `rounds`: how many were asked for. `silos`: their names. `parameters`: how many numbers the model has. `scheme`: of
-    the secure sums, as the roles make them. `has_test_rows`: whether the server measures on rows of its own. `doubts`:
-    sentences on what was given, which runs all the same (`moretta.run.inputs.doubts`).
-    `run`: its id. `history`: a line a round. `dropped`: who was missing as the server released. `scores`: of the last
-    models. `has_scores_of_silos`: whether what silos score together is known here. `best_round`: the round that the run
-    returned to, None without early stopping. `views`: the digest of what was recorded. `warnings`: of the roles.
-    `data`: what a look before training may show, where one was wanted. `stopped`: whether a callback ended it. `sums`:
-    those that were opened for the release.
+    `rounds`: their requested number. `silos`: their names. `parameters`: the model's number of parameters. `scheme`: of
+    the roles' secure sums. `has_test_rows`: whether the server has rows to score on. `doubts`: sentences on arguments
+    that run and may be mistakes (`moretta.run.inputs.doubts`).
+    `run`: its id. `history`: a line a round. `dropped`: silos that missed the release. `scores`: of the last models.
+    `has_scores_of_silos`: whether the silos' summed scores are known here. `best_round`: the round that the run
+    returned to, None without early stopping. `views`: the digest of the recorded views. `warnings`: of the roles.
+    `data`: what a requested look before training may show. `stopped`: whether a callback ended the run. `sums`: those
+    opened for the release.
     """
 
     spec: Specification
@@ -64,7 +64,7 @@ class PlayedRun:
 
 
 def record_of(played: PlayedRun, versions: Mapping[str, str]) -> dict[str, Any]:
-    """Return the content of ``result.json``. versions: what the result depends on, as `versions` returns it."""
+    """Return the content of ``result.json``. versions: as of `versions`."""
     history = played.history
     sums = all_sums(history, [sum_line(opened, "release") for opened in played.sums])
     record: dict[str, Any] = {
@@ -104,12 +104,12 @@ def record_of(played: PlayedRun, versions: Mapping[str, str]) -> dict[str, Any]:
 
 
 def lost_rounds(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rounds that were given up, and why."""
+    """Return the lost rounds, and why they were lost."""
     return [{"round": line["round"], "reason": line["lost"]} for line in history if "lost" in line]
 
 
 def spent(record: Mapping[str, Any]) -> list[str]:
-    """Return what noise bounds in a run, as its protocol claims it: epsilon and delta, of what and towards whom."""
+    """Return what noise bounds in a run, by its protocol's claims: epsilon and delta, and their unit and observer."""
     return [claim.sentence(record) for claim in _holding(record) if claim.kind == "bounded"]
 
 
@@ -128,7 +128,7 @@ def versions() -> dict[str, str]:
 
 
 def facts_of(played: PlayedRun) -> dict[str, float | str]:
-    """Return what the protocol states of the run, the ring's error, the best round, and the most memory of a silo."""
+    """Return the protocol's facts of the run, the ring's error, the best round, and the largest memory of a silo."""
     ring = ring_facts(played.history, played.spec.protocol, played.outcome.parameters, played.rounds)
     best = {} if played.best_round is None else {"best_round": float(played.best_round)}
     peaks = [line["edge_peak_mib"] for line in played.history if "edge_peak_mib" in line]
@@ -143,9 +143,9 @@ MOST_MOVED = 0.1  # by fixed point, of the root mean square of all weights, with
 def ring_facts(
     history: Sequence[Mapping[str, Any]], protocol: Training, parameters: Tensors, rounds: int
 ) -> dict[str, float]:
-    """State how far fixed point can have moved the weights: the sum over rounds of rate times gradient error.
+    """Return how far fixed point can have moved the weights: the sum over rounds of rate times gradient error.
 
-    This takes the steps not to drive two nearby models apart, which holds near a minimum and not everywhere. Adam
+    It assumes that steps do not drive two nearby models apart, which holds near a minimum and not everywhere. Adam
     divides by the gradient's own size, so for it only the gradient's error is stated.
     """
     steps = [line["ring_step"] for line in history if "ring_step" in line]
@@ -169,7 +169,7 @@ MOST_DELTA, MOST_EPSILON = 1e-3, 50.0  # above which a bound is said to promise 
 
 
 def warnings_of(played: PlayedRun) -> list[str]:
-    """Return what a reader of the result should know, in sentences."""
+    """Return sentences that a reader of the result should know."""
     parts = (_warnings_of_secrets, _warnings_of_rounds, _warnings_of_scores)
     return [*played.doubts, *played.warnings, *(sentence for part in parts for sentence in part(played))]
 
@@ -266,8 +266,8 @@ def line_of(
 ) -> Line:
     """Return the line of a finished round.
 
-    traffic: bytes as `moretta.engines.delivery.Delivery.take_traffic` has them. phases: seconds by phase, none where
-    noise hides rows. peak_mib: the most memory of a silo's own process, None without such. seconds: of the whole round.
+    traffic: bytes as of `moretta.engines.delivery.Delivery.take_traffic`. phases: seconds by phase, none if noise hides
+    rows. peak_mib: the largest memory of a silo's own process, None without one. seconds: of the whole round.
     """
     # Bytes went to, and partly came from, those too who then were missing.
     asked = set(end.cohort)
@@ -289,7 +289,7 @@ def line_of(
 
 
 def sums_of(end: RoundEnd) -> list[dict[str, Any]]:
-    """Return the sums that were opened in a round; where no result is made of one, the silos that took part instead."""
+    """Return the sums that a round opened; for one without a result, the silos that took part instead."""
     lines, used = list[dict[str, Any]](), False
     for opened in end.sums:
         lines.append(sum_line(opened, "round"))
@@ -298,7 +298,7 @@ def sums_of(end: RoundEnd) -> list[dict[str, Any]]:
 
 
 def sum_line(opened: OpenedSum, of: str) -> dict[str, Any]:
-    """Return what is kept of one sum. of: what it belongs to where it is not of a set-up, "round" or "release"."""
+    """Return the line of one sum. of: "round" or "release", for a sum outside set-ups."""
     return {
         "of": "set-up" if opened.set_up else of,
         "round": opened.round,
@@ -310,9 +310,9 @@ def sum_line(opened: OpenedSum, of: str) -> dict[str, Any]:
 
 
 def all_sums(history: Sequence[Mapping[str, Any]], release: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
-    """Return the opened sums of a run with the rounds of each; None where some of its rounds did not record them.
+    """Return the opened sums of a run with the rounds of each; None if some rounds did not record them.
 
-    Sums over the same silos that differ in their round alone are one. release: those after the last round.
+    Sums over the same silos that differ in their round alone are merged. release: those after the last round.
     """
     if not all("sums" in line for line in history):
         return None  # an earlier version played these rounds
@@ -340,9 +340,9 @@ def bytes_of(traffic: Mapping[tuple[str, str], int], silos: int) -> dict[str, fl
 
 
 def total_bytes(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the bytes of a run: up and down as means over silos and rounds; the rest in all.
+    """Return the bytes of a run: up and down as means over silos and rounds; the rest in total.
 
-    secure_aggregation: keys, confirmations of survivors and shares given to unmask. set_up: statistics and agreement on
+    secure_aggregation: keys, confirmations of survivors and shares for unmasking. set_up: statistics and agreement on
     the model.
     """
     means = {
@@ -352,9 +352,9 @@ def total_bytes(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def total_seconds(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the seconds of a run: in all, and by phase, where silos' phases are summed over silos.
+    """Return the seconds of a run, in total and by phase, with silos' phases summed over silos.
 
-    Without phases where noise hides rows: how long a silo computes depends on how many rows its secret lot had.
+    Phases are left out if noise hides rows, because a silo's seconds show how many rows its secret lot had.
     """
     known = PHASES if any(line["seconds"] for line in history) else ()
     phases = {name: sum(line["seconds"].get(name, 0.0) for line in history) for name in known}
@@ -405,7 +405,7 @@ OnRound = Callable[[FinishedRound], object]
 
 
 def round_of(line: Mapping[str, Any], rounds: int) -> FinishedRound:
-    """Return what a callback is given, of a line of the history. rounds: of the whole run."""
+    """Return a callback's argument for a line of the history. rounds: of the whole run."""
     return FinishedRound(
         number=line["round"],
         rounds=rounds,

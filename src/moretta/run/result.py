@@ -57,7 +57,7 @@ class Result:
     played: tuple[Trained, int, int] | None = field(default=None, repr=False)
 
     def _lines(self) -> list[tuple[str, str]]:
-        """Return what matters most of it, as pairs of a name and a text."""
+        """Return the most important results, as pairs of a name and a text."""
         record, test, facts = self.record, self.record["test"], self.record["facts"]
         figures = {key: test[key] for key in ("accuracy", "mse", "loss") if isinstance(test.get(key), float)}
         figures |= {key: value for key, value in test.get("metrics", {}).items() if key in ("auc", "balanced_accuracy")}
@@ -87,7 +87,7 @@ class Result:
         return f"<table>{cells}</table>{self._curves()}"
 
     def _curves(self) -> str:
-        """Return the report's curves over rounds, of losses and scores; empty where no round has any."""
+        """Return the report's curves of losses and scores over rounds; empty if no round has any."""
         from moretta.report import folder, plots
 
         run = folder.RunRecord.model_validate_json(json.dumps({**self.record, "history": list(self.history)}))
@@ -110,7 +110,7 @@ class Result:
 
     @property
     def _is_by_model(self) -> bool:
-        """Whether `per_silo` of the record is of models of the silos' own, on test rows."""
+        """Whether `per_silo` of the record has the silos' own models on test rows."""
         return self.model is None or not ENTRIES[self.record["protocol"]].common_model
 
     @property
@@ -196,7 +196,7 @@ class Result:
         return named
 
     def _tensors(self, silo: str | None, true_model: bool) -> Tensors:
-        """Return a model's tensors, by PyTorch's names, without what prepares its inputs."""
+        """Return a model's tensors by PyTorch's names, without the preparation of its inputs."""
         if silo is not None and silo not in self.models:
             there = f"it has those of {', '.join(self.models):.200}" if self.models else "it has one model for all"
             raise ParameterError(f'silo = "{silo}": expected a silo with a model of its own; {there}')

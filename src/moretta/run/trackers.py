@@ -1,8 +1,8 @@
-"""Trackers: what follows a run as it goes, such as TensorBoard or MLflow, or what somebody writes in 10 lines.
+"""Trackers, which follow a run as it goes: TensorBoard, MLflow, or a function of 10 lines.
 
-A tracker is a context manager for as long as the run lasts; what it gives is called with each line of the history. It
-gets nothing of a silo that the history has not. It runs beside the server's half of a run, and at no site:
-`[run] trackers` is the server's own key. One that fails costs a warning, and not the run.
+A tracker is a context manager for as long as the run lasts; its value is called with each line of the history. It
+receives nothing of a silo beyond the history. It runs beside the server and at no site: `[run] trackers` is the
+server's own key. A failing tracker costs a warning, and not the run.
 """
 
 import copy
@@ -26,10 +26,10 @@ log = logging.getLogger("moretta")
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run that begins or goes on.
+    """Describe a run that begins or continues.
 
-    id: the same in all sessions of a run. after: how many rounds earlier sessions have run. settings: of `[model]`
-    and `[protocol]`, such as "protocol.learning-rate", and the seed. folder: None where the run has none.
+    id: the same in all sessions of a run. after: the number of rounds of earlier sessions. settings: of `[model]` and
+    `[protocol]`, such as "protocol.learning-rate", and the seed. folder: None if the run has none.
     """
 
     name: str
@@ -50,7 +50,7 @@ Tracker = Callable[[TrackedRun], AbstractContextManager[OnLine]]
 
 @contextmanager
 def following(trackers: Sequence[Tracker], run: TrackedRun, warnings: list[str]) -> Iterator[Callable[[Line], None]]:
-    """Give what tells trackers of a line, for as long as a run lasts. warnings: gets a sentence for each that fails."""
+    """Yield a function that passes a line to all trackers of a run. warnings: gets a sentence for each that fails."""
     left = dict[int, tuple[AbstractContextManager[OnLine], OnLine]]()
 
     @contextmanager
@@ -89,7 +89,7 @@ def following(trackers: Sequence[Tracker], run: TrackedRun, warnings: list[str])
 
 
 def figures(line: Line, within: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the finite numbers of a line of the history by name, such as "bytes/up"; of a list how many it has."""
+    """Yield the finite numbers of a line of the history by name, such as "bytes/up"; for a list its length."""
     for key, value in line.items():
         if isinstance(value, Mapping):
             yield from figures(value, f"{within}{key}/")
@@ -118,7 +118,7 @@ def tensorboard(run: TrackedRun, folder: str | Path | None = None) -> Iterator[O
 
 @contextmanager
 def mlflow(run: TrackedRun, experiment: str = "moretta", uri: str | None = None) -> Iterator[OnLine]:
-    """Tell MLflow of a run, by default where MLFLOW_TRACKING_URI says; a resumed run goes on as the same one."""
+    """Log a run to MLflow, by default to MLFLOW_TRACKING_URI; a resumed run continues as the same one."""
     for name, value in (("MAX_RETRIES", "2"), ("TIMEOUT", "10")):  # its own would hold a run up for many minutes
         os.environ.setdefault(f"MLFLOW_HTTP_REQUEST_{name}", value)
     from mlflow.entities import Metric
@@ -148,9 +148,9 @@ IN_THE_BOX: Mapping[str, Tracker] = {"tensorboard": tensorboard, "mlflow": mlflo
 
 
 def trackers_of(trackers: Sequence[Tracker | str], base: Path) -> list[Tracker]:
-    """Return trackers, those of the box by name, others as "module:function" beside the run file or as they are.
+    """Return trackers: built-in ones by name, "module:function" beside the run file, and functions as they are.
 
-    Raises `moretta.errors.ParameterError` for anything else, and MissingExtra where one of the box is not installed.
+    Raises `moretta.errors.ParameterError` for anything else, and MissingExtra if a built-in one is not installed.
     """
     if isinstance(trackers, str) or not isinstance(trackers, Sequence):
         raise ParameterError(f'trackers: expected a list such as ["tensorboard"]; got {kind_of(trackers)}')

@@ -1,4 +1,4 @@
-"""The trained model: a network, how its rows are prepared, and what its inputs and outputs mean; loaded and kept."""
+"""The trained model: a network, its preparation of rows, the meaning of inputs and outputs; loading and saving."""
 
 import math
 import os
@@ -100,7 +100,7 @@ class TrainedModel(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The network's present dtype: a user may have said `.double()`."""
+        """The network's present dtype, which `.double()` changes."""
         return dtype_of(self.network)
 
     @property
@@ -178,10 +178,10 @@ class TrainedModel(nn.Module):
         return judged(outputs, targets, self.task, self.loss, self.classes, whom, threshold=self.threshold)
 
     def outputs(self, x: Array, where: str) -> NDArray[np.floating[Any]]:
-        """Return the outputs, [rows, outputs], of rows as a silo has them, which may be lazy.
+        """Return the outputs, [rows, outputs], of a silo's rows, which may be lazy.
 
         where: begins the sentence of an error. Raises `moretta.errors.ParameterError` for rows of another shape,
-        infinite ones, NaN where a value has to be, and rows that the network fails on.
+        infinite ones, NaN where a value is required, and rows that the network fails on.
         """
         x = self._checked(x, where)
         device = str(next(self.network.parameters()).device)
@@ -202,13 +202,13 @@ class TrainedModel(nn.Module):
             ) from error
 
     def at_positions(self, outputs: Array) -> Array:
-        """Return outputs [rows, outputs] of masks as [rows, *mask, classes], and others as they are."""
+        """Return outputs [rows, outputs] of masks as [rows, *mask, classes], and others unchanged."""
         return outputs.reshape(len(outputs), *self.mask, -1)
 
     def fitting(self, y: Array, where: str) -> Array:
-        """Return masks to judge predictions by, as `moretta.data.rows.as_positions` does.
+        """Return masks as `moretta.data.rows.as_positions` does, for scoring.
 
-        Raises `moretta.errors.ParameterError` for those of other positions or classes than the run's.
+        Raises `moretta.errors.ParameterError` for other positions or classes than the run's.
         """
         masks, classes = as_positions(y, where), self.count // math.prod(self.mask)
         positions, highest = masks.shape[1], int(masks[..., 0].max(initial=0))
@@ -220,7 +220,7 @@ class TrainedModel(nn.Module):
         return masks
 
     def _checked(self, x: Array, where: str) -> Array:
-        """Return rows in the network's shape; where columns were dealt out, samples are flat."""
+        """Return rows in the network's shape; samples are flat if columns were dealt out."""
         if len(self.shape) == 1 and len(x) and x[0].size == self.shape[0]:
             x = x.reshape(len(x), -1)
         if x.shape[1:] != self.shape or not len(x):
@@ -233,11 +233,11 @@ class TrainedModel(nn.Module):
         return x
 
     def _is_coded(self, shape: Sequence[int]) -> bool:
-        """Whether rows are a table's coded ones, and not expanded yet."""
+        """Whether rows are a table's coded ones, not yet expanded."""
         return self.expansion is not None and tuple(shape[1:]) == (len(self.expansion.features),) != self.shape
 
     def _rows(self, x: Any) -> Array:
-        """Return rows as a silo's own are: numbers, NaN where a value is absent."""
+        """Return rows in a silo's form: numbers, NaN for an absent value."""
         if python_rows.is_dataset(x):
             raise ParameterError("x: got a Dataset; give its samples alone, as an array")
         if self.layout is not None:
@@ -260,7 +260,7 @@ class TrainedModel(nn.Module):
         return self.expansion.apply(rows) if self.expansion is not None and self._is_coded(rows.shape) else rows
 
     def _wanted(self, names: Sequence[str]) -> Sequence[str]:
-        """Return the columns that the run had. Raises ParameterError where it had none by name, or one is missing."""
+        """Return the run's columns. Raises ParameterError if it had none by name, or one is missing."""
         if not self.columns:
             raise ParameterError("x: the run's rows had no names of columns; give an array with them in the same order")
         for name in self.columns:
@@ -316,7 +316,7 @@ def load(
 
 
 def read(folder: Path, choice: ModelChoice = ModelChoice()) -> TrainedModel:  # frozen
-    """Return the same as `load`, for commands. A "module:function" is beside the working directory."""
+    """Return the same as `load`, for commands; a "module:function" is beside the working directory."""
     inputs, tensors, run_file = read_inputs(folder), weights(folder, choice), _run_file(folder, choice)
     try:
         network = _module(folder, inputs, tensors, run_file, choice)
@@ -330,7 +330,7 @@ def read(folder: Path, choice: ModelChoice = ModelChoice()) -> TrainedModel:  # 
 def _module(
     folder: Path, inputs: Mapping[str, Any], tensors: Tensors, run_file: RunFile | None, choice: ModelChoice
 ) -> nn.Module:
-    """Return the model with its weights: of its run file, of what the choice names, or as its folder says."""
+    """Return the model with its weights, built by its run file, by the choice, or as its folder says."""
     source, arguments, base = choice.model or "", dict[str, Any](), Path()
     if run_file is not None:
         source, arguments, base = run_file.model.source, dict(run_file.model.arguments), run_file.base
@@ -374,7 +374,7 @@ def _module(
 
 
 def _mask(inputs: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the shape of the masks that are predicted. Raises ValueError for one that does not fit the outputs."""
+    """Return the shape of predicted masks. Raises ValueError for one that does not fit the outputs."""
     mask = tuple(inputs.get("mask", ()))
     if any(type(size) is not int or size < 1 for size in mask) or inputs["outputs"] % math.prod(mask):
         raise ValueError("mask")
@@ -382,7 +382,7 @@ def _mask(inputs: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _graph(folder: Path, tensors: Tensors, trusted: bool) -> nn.Module:
-    """Return the model of a folder's graph: run here where the folder is trusted, else in a confined process."""
+    """Return the model of a folder's graph, run here if the folder is trusted, else in a confined process."""
     file = read_file(folder, GRAPH, "the graph of a model")
     try:
         return (Graph if trusted else ForeignGraph).read(file, tensors)
@@ -397,7 +397,7 @@ def _tables(run_file: RunFile) -> list[Path]:
 
 
 def _image(run_file: RunFile | None, table: Schema | None, shape: tuple[int, ...]) -> ImageForm | None:
-    """Return what files of images become in a run on such; None in another."""
+    """Return the form of images in a run on image files; None for another run."""
     if run_file is None or (run_file.data.source not in ("image-folder", *SETS) and (table is None or table.features)):
         return None
     data = run_file.data
@@ -405,7 +405,7 @@ def _image(run_file: RunFile | None, table: Schema | None, shape: tuple[int, ...
 
 
 def _run_file(folder: Path, choice: ModelChoice) -> RunFile | None:
-    """Return the run file of a folder; None of a run made from Python, whose architecture is given."""
+    """Return the run file of a folder; None for a run from Python, whose architecture is given."""
     if not (folder / "run.toml").exists():
         return None
     if choice.model is not None:
@@ -418,7 +418,7 @@ def _run_file(folder: Path, choice: ModelChoice) -> RunFile | None:
 def weights(folder: Path, choice: ModelChoice) -> Tensors:
     """Return the tensors of a run's model.
 
-    Raises `moretta.errors.ParameterError` for a file that is not the one which the run wrote.
+    Raises `moretta.errors.ParameterError` for a file other than the run wrote.
     """
     return read_model(folder, str(model_file(folder, choice).relative_to(folder)))
 
@@ -426,7 +426,7 @@ def weights(folder: Path, choice: ModelChoice) -> Tensors:
 def model_file(folder: Path, choice: ModelChoice) -> Path:
     """Return the file of the released or the true model of a run, or of a silo's own.
 
-    Raises `moretta.errors.ParameterError` where the run has no such model but others.
+    Raises `moretta.errors.ParameterError` if the run has no such model but others.
     """
     silo = choice.silo
     own = {path.stem: path for path in (folder / "models").glob("*.safetensors")}
@@ -458,10 +458,10 @@ def save(
 ) -> None:
     """Write models into a folder that `load` and the shell's commands read.
 
-    models: tensors by the name of the file without its ending. inputs: what inputs.json has. made: how the model is
-    built; where that is not known, its graph is written (`moretta.models.graph`). row_dtype: of what the model reads.
-    Raises `moretta.errors.ParameterError`, and writes nothing, for a folder that another model is in, or a model that
-    has neither code to import nor a graph.
+    models: tensors by the name of the file without its ending. inputs: the content of inputs.json. made: how the model
+    is built; if unknown, its graph is written (`moretta.models.graph`). row_dtype: of the model's rows.
+    Raises `moretta.errors.ParameterError`, and writes nothing, for a folder with another model, or a model with neither
+    importable code nor a graph.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ParameterError(f"{folder} exists and is not empty; name another folder to save to")
@@ -477,6 +477,6 @@ def save(
 
 
 def as_plain(made: Made, folder: Path) -> dict[str, Any]:
-    """Return how a model is built as plain data. Its base is written from the folder on, where there is code in it."""
+    """Return how a model is built as plain data, with its base relative to the folder if it has code."""
     base = os.path.relpath(made.base, folder) if is_reference(made.source) else "."
     return {"source": made.source, "arguments": dict(made.arguments), "base": base}
