@@ -733,3 +733,32 @@ def test_a_damaged_record_is_a_sentence(broken: str, tmp_path: Path) -> None:
     (file.out / "agreed.json").write_text(broken)
     with pytest.raises(ParameterError, match=r"agreed\.json is damaged .*restore a copy, or move it away"):
         site_policy.admit(text_of(), file)
+
+
+@pytest.mark.usefixtures("one_process")
+def test_one_run_id_has_one_set_of_settings(tmp_path: Path) -> None:
+    """A resumed run of another seed drew other rows for the same take, and the two sums could be subtracted."""
+    Site(site(tmp_path), text_of(), "silo-1").enter(hello_of(text_of()))
+    for run, protocol in (("seed = 7", FEDSGD), ("", f"{FEDSGD}\nlearning-rate = 0.5")):
+        text = text_of(run=run, protocol=protocol)
+        with pytest.raises(PolicyError, match="expected the settings that this site began run 0123abcd with"):
+            Site(site(tmp_path), text, "silo-1").enter(hello_of(text))
+    more = text_of().replace("rounds = 3", "rounds = 9")  # which may change on the way
+    Site(site(tmp_path), more, "silo-1").enter(hello_of(more))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"run": 'out = "away"\nmetrics = ["sklearn.metrics:f1_score"]\nevaluate-every = 2\ndtype = "float32"'},
+        {"protocol": 'name = "pbpfl"\nwarm-start = "begun.safetensors"\nlr-schedule = "cosine"'},
+        {"protocol": PRIVATE, "data": "least-rows = 9", "more": "[secure-aggregation]\nlimit = 8.0"},
+        {"protocol": BAFFLE, "more": "[secure-aggregation]\nring-bits = 32"},
+    ],
+    ids=str,
+)
+def test_a_server_and_its_sites_have_one_digest_of_what_they_share(settings: dict[str, str]) -> None:
+    of_server = run_files.loads(text_of(**settings), Path("run.toml"))
+    of_site = run_files.loads(shared_settings.shared_text(of_server), Path("elsewhere/run.toml"))
+    assert run_files.digest(run_files.shared(of_server)) == run_files.digest(of_site)

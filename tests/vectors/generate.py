@@ -1439,6 +1439,7 @@ def baffle_messages() -> dict[str, tuple[str, Fields]]:
                 "contributions": {name: value.hex() for name, value in contributions.items()},
                 "layout": layout.hexdigest(),
                 "graph": np.array([8, 10, 0, 255], dtype=np.uint8),
+                "graphs": {"float32": hashlib.sha256(bytes([8, 10, 0, 255])).hexdigest()},
             },
         ),
         "baffle/agreed": ("SHA-256 of HKDF of all contributions", {"digest": hashlib.sha256(seed).hexdigest()}),

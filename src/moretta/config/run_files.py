@@ -457,6 +457,7 @@ def specification_of(
         model_source=run_file.model_source if imports else "",
         text=text,
         digest=digest(run_file),
+        shared=digest(shared(run_file)),
         sections=tomllib.loads(text),
     )
 

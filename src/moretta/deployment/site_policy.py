@@ -34,6 +34,7 @@ from moretta.protocols.common.setting import LEAST_ROWS_MISSING
 from moretta.protocols.common.specification import playing
 from moretta.protocols.registry import OWN, edge_of
 from moretta.secure_aggregation.cohort import Participation
+from moretta.secure_aggregation.one_sum import Answers
 from moretta.secure_aggregation.settings import SecureAggregation
 
 if TYPE_CHECKING:
@@ -247,6 +248,18 @@ def within_budget(noise: Privacy | None, site: SiloFile) -> None:
                 f"[privacy] {key} = {limit} in this site's silo.toml, and {what} {got}; change the run, or the limit "
                 "here"
             )
+
+
+def one_run(run_id: str, run: RunFile, answers: Answers) -> None:
+    """Refuse other settings than those that a run was begun with here. answers: what the site answers once.
+
+    Else a server that resumes with another `[run] seed`, say, had a second sum of a take, of other rows.
+    """
+    if not answers.hold(run_id, "settings", run_files.digest(run)):
+        raise PolicyError(
+            f"expected the settings that this site began run {run_id} with, got others, under which a round could be "
+            "subtracted; begin another run for them"
+        )
 
 
 def charge(run_id: str, run: RunFile, site: SiloFile) -> None:

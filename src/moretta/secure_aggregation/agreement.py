@@ -360,9 +360,9 @@ def agree_on_keys(now: Stamp, cohort: Sequence[str], rules: Rules) -> Exchange[C
     def check_cohort_digest(silo: str, accepted: KeysAccepted) -> None:
         if accepted.cohort != agreed.digest:
             raise PeerError(
-                f"`{silo}` has other [secure-aggregation] settings than the server; expected threshold "
-                f"{agreed.plan.threshold}, {agreed.plan.degree or 'all'} neighbours and min-survivors "
-                f"{agreed.min_survivors} there too"
+                f"`{silo}` has other settings than the server; expected threshold {agreed.plan.threshold}, "
+                f"{agreed.plan.degree or 'all'} neighbours and min-survivors {agreed.min_survivors} there too, and the "
+                "same run file at all sites"
             )
 
     accepted = yield Ask.all(cohort, relayed, KeysAccepted, check_cohort_digest)

@@ -54,6 +54,8 @@ class Rules:
     `participation`: who plays a round. Degree and threshold follow from their number, and stay where silos are missing
         from a cohort: if the threshold shrank too, a server that leaves silos out could read sums of two. None takes
         the cohort for all silos.
+    `settings`: the digest of all settings that sites share, so that masks of silos that were sent different ones do not
+        cancel. Empty where one process has the settings of all.
     """
 
     degree: int | None = None
@@ -65,6 +67,7 @@ class Rules:
     public_weights: bool = False
     roster: Roster | None = None
     participation: Participation | None = None
+    settings: str = ""
 
     def check(self, silos: int) -> None:
         """Raise `moretta.errors.ParameterError` unless degree and threshold, as given, fit a cohort of all silos."""
@@ -184,7 +187,8 @@ class Cohort:
         parts += [seed_parts[name] for name in names if seed_parts]
         roster = "" if rules.roster is None else rules.roster.digest
         settings = (plan.degree or 0, plan.threshold, rules.min_survivors, int(rules.public_weights), roster)
-        digest = hashlib.sha256(encode_purpose("cohort", *settings, *parts)).digest()
+        shared = [rules.settings] if rules.settings else []
+        digest = hashlib.sha256(encode_purpose("cohort", *settings, *shared, *parts)).digest()
         neighbours = graph.neighbourhoods(names, plan.degree, digest)
         return cls(names, keys, plan, rules.min_survivors, digest, neighbours)
 

@@ -21,7 +21,7 @@ question. In a run of a CGD group, the run id has the group's name in it.
 same take but OTHER than that; or a HIGHER take. Where all rows are used (a batch of more than half of them, local
 epochs), all takes have the same rows, so any further take is OTHER too. A sum once a run (statistics, scores) is the
 SAME over the same S alone. One of them may stand `beside` another: then both are over one S in a run, as their
-difference would be of the silos that one of them lacks.
+difference would be of the silos that one of them lacks. So are all statistics, each of which has the number of rows.
 
 `TABLE` has all moves. Any other move raises `moretta.errors.SumSpent`, changes nothing, and costs no silo the round:
 the server goes on to the take that the silo names, with other rows, or where all rows are used repeats its ask to S.
@@ -58,7 +58,7 @@ from enum import Enum, auto
 from moretta.contract.messages import Stamp
 from moretta.errors import PeerError, SumSpent
 from moretta.secure_aggregation.keystream import encode_parts
-from moretta.secure_aggregation.sums import Query
+from moretta.secure_aggregation.sums import STATISTICS, Query
 
 DIGEST = 16  # bytes of each digest that are kept
 LINE = "answer"  # how a line of an answer begins
@@ -363,7 +363,8 @@ class HelpedSums:
 
 def _sums_of(asked: Query) -> list[Query]:
     """Return what an upload is asked for, and the sum of the run that it stands beside, if any."""
-    return [asked, replace(asked, once=asked.beside, lasting=False)] if asked.beside else [asked]
+    lasting = asked.beside == STATISTICS
+    return [asked, replace(asked, once=asked.beside, lasting=lasting)] if asked.beside else [asked]
 
 
 def _kept(asked: Query) -> bytes:

@@ -35,7 +35,7 @@ from moretta.contract.roles import Aborted, Exchange
 from moretta.errors import ParameterError, PeerError, RangeError, RowsError
 from moretta.secure_aggregation.encoding import MOST_WEIGHT
 from moretta.secure_aggregation.keyed_sums import Aggregator, Contributor
-from moretta.secure_aggregation.sums import query_of
+from moretta.secure_aggregation.sums import STATISTICS, query_of
 
 GRID_BITS = 120
 LIMB_BITS = 20
@@ -253,7 +253,7 @@ def answer_moments(contributor: Contributor, message: AskMoments, matrix: NDArra
         )
     sums = [float(len(matrix)), *_column_sums(message.what, matrix, message.center, message.order)]
     name = _tensor(message.what, message.order)
-    about = query_of(message, once=name, whole=True, lasting=True)
+    about = query_of(message, once=name, whole=True, lasting=True, beside=STATISTICS)
     check_exact(message.encoding)
     return contributor.upload(message.stamp, {name: to_limbs(sums)}, 1, message.encoding, asked=about, least=HALF)
 
@@ -273,7 +273,7 @@ def answer_histogram(contributor: Contributor, message: AskHistogram, matrix: ND
         counts[row] = np.histogram(values, bins=BINS, range=(float(low), float(high)))[0]
     name = _histogram_of(message.what)
     check_exact(message.encoding)
-    about = query_of(message, once=name, whole=True, lasting=True)
+    about = query_of(message, once=name, whole=True, lasting=True, beside=STATISTICS)
     parts = np.stack([counts & ((1 << LIMB_BITS) - 1), counts >> LIMB_BITS]).astype(np.float64)
     return contributor.upload(message.stamp, {name: parts}, 1, message.encoding, asked=about, least=1 << LIMB_BITS)
 

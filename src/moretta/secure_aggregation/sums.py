@@ -215,6 +215,9 @@ def as_real(name: str, values: Array) -> Array:
     return array
 
 
+STATISTICS = "statistics"  # what each of them stands beside: two sets would tell the numbers of whom one lacks
+
+
 @dataclass(frozen=True)
 class Query:
     """What an upload answers.
@@ -222,8 +225,9 @@ class Query:
     `digest`: 32 bytes. `once`: the name of what is summed once a run; empty for the upload of a round. `whole`: whether
     the upload is of the same rows in every take of the round. `lasting`: whether it depends on rows alone, and so is
     the same in every run. `beside`: the name of another sum of the same rows, which has to be over the same silos in
-    this run. `own`: a digest of what was sent to this silo alone and its upload depends on; empty where nothing was, or
-    while it is not known. It differs between silos, so no label has it; the silo keeps it.
+    this run, or where it is `STATISTICS` in every run. `own`: a digest of what was sent to this silo alone and its
+    upload depends on; empty where nothing was, or while it is not known. It differs between silos, so no label has it;
+    the silo keeps it.
     """
 
     digest: bytes

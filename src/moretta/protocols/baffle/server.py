@@ -73,7 +73,13 @@ class Server:
         """Agree with the cohort, also on the seed of the directions."""
         check_sigma(self._recipe.sigma, self._parameters())
         aborted = yield from self._enrolment.setup(now, cohort)
-        return aborted or (yield from agree(now, cohort, self._seed, self._layout, self._graph_of))
+        if aborted is not None:
+            return aborted
+        agreed = yield from agree(now, cohort, self._seed, self._layout, self._graph_of)
+        if isinstance(agreed, Aborted):
+            return agreed
+        self._enrolment.agreed = (*self._enrolment.agreed, *agreed)
+        return None
 
     def round(self, now: Stamp) -> Exchange[Report | Aborted]:
         """Move the model along the estimate that the silos' loss differences give."""

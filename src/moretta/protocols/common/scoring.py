@@ -148,7 +148,7 @@ class HeldOut:
         by_class = _is_by_class(ask)
         name = f"score after round {self.after}" + (", by class" if by_class else "")
         name = f"validation in round {number}" if self.validates else name
-        if not self.answers.hold(ask.stamp.run, name, digest_of(ask.parameters), model):
+        if not self.answers.hold(ask.stamp.run, name, digest_of(ask.parameters), model, *agreed):
             raise PeerError(f"expected the model of the {name} that was scored before, got another; nothing was sent")
         tensors = self._tables(outputs) if by_class else self._sums(outputs)
         about = asked_of(ask, agreed)

@@ -284,7 +284,9 @@ class Setting:
         """
         playing = self.playing if members is None else Participation(tuple(members), len(members), self.spec.run.seed)
         least = self.secure_aggregation.least if scheme == self.secure_aggregation.scheme else 1
-        return replace(self.secure_aggregation.rules(self.roster, playing), min_survivors=least)
+        remote = any(silo.remote for silo in self.silos)  # else one process has the settings of all
+        settings = self.spec.shared if remote else ""
+        return replace(self.secure_aggregation.rules(self.roster, playing), min_survivors=least, settings=settings)
 
     def bound(self, schema: str) -> bytes:
         """Return SHA-256 over all shared settings of a run that concern uploads; noise, if any, is bound to it.

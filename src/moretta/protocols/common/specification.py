@@ -28,6 +28,7 @@ class Specification:
         metrics: the functions that `run.metrics` names, or those that Python gave.
         model_source: a digest of what built the model; empty where that is not known.
         text, digest: the run file as resolved, and its digest; empty for a run from Python.
+        shared: the digest of the settings that every site is sent, likewise.
         sections: as ``result.json`` has them; None gathers them.
     """
 
@@ -42,6 +43,7 @@ class Specification:
     model_source: str = ""
     text: str = ""
     digest: str = ""
+    shared: str = ""
     sections: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @property

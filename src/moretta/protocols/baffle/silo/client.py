@@ -35,7 +35,7 @@ from moretta.protocols.baffle.silo.estimate import Combine, Parts, check_sigma, 
 from moretta.protocols.baffle.silo.forward import Forward, Normalises
 from moretta.protocols.baffle.silo.messages import RUNS_TORCH, Agree, Estimate
 from moretta.protocols.baffle.silo.recipe import LocalSteps, Recipe
-from moretta.protocols.baffle.silo.seeds import Seed, parameter_hash
+from moretta.protocols.baffle.silo.seeds import Seed, agreed_graphs, parameter_hash
 from moretta.protocols.baffle.silo.work import BlockWork, LossWork
 from moretta.protocols.common.augmentation import cropped
 from moretta.protocols.common.noise import SiloNoise, Sums
@@ -150,6 +150,7 @@ class Client:
             case Agree():
                 digest = self._seed.agree(message.contributions)
                 self._check_layout(message)
+                self._rows.agreed = (*self._rows.agreed, *agreed_graphs(message.graphs))
                 return messages.Agreed(stamp=message.stamp, digest=digest)
             case Score() | Validate():
                 return self._score(message)
@@ -161,7 +162,10 @@ class Client:
             if not message.graph.size:
                 raise PeerError("this silo runs ONNX and was sent no graph; expected one at set-up")
             graph = message.graph.tobytes()
-            self._forward, self._computes = self._load(graph), hashlib.sha256(graph).digest()
+            self._computes = hashlib.sha256(graph).digest()
+            if message.graphs.get(self._runs) != self._computes:
+                raise PeerError("expected the graph whose digest all silos received, got another; nothing was computed")
+            self._forward = self._load(graph)
             if isinstance(self._forward, MovesBlocks) and not self._recipe.blocks:
                 self._recipe = self._recipe.by(self._forward.blocks, self._forward.layout.shapes)
         if self._forward is None or self._forward.layout.digest != message.layout:

@@ -50,11 +50,13 @@ class Agree(Message):
     """All contributions, from which the seed follows, and what is trained.
 
     layout: `moretta.protocols.baffle.silo.forward.Layout.digest`. graph: uint8[bytes], for a silo that runs ONNX.
+    graphs: SHA-256 of the graph in each precision that a silo of the cohort runs.
     """
 
     contributions: Digests
     layout: str
     graph: Octets
+    graphs: Digests
 
 
 @message("baffle/agreed")

@@ -5,7 +5,7 @@
                                              <--   Committed(H(c_k))
       Reveal(all H(c_j), the server's too)   -->     checks that its own is among them
                                              <--   Revealed(c_k)
-      Agree(all c_j)                         -->     checks each against its H(c_j)
+      Agree(all c_j, H(graph) of each kind)  -->     checks each against its H(c_j), and the graph that it runs
                                              <--   Agreed(digest of the seed)
 
     seed = HKDF(H(all c_j))          a round's directions: HKDF(seed, run, round, parameter hash)
@@ -27,7 +27,7 @@ from moretta.contract.messages import Array, Message, Stamp
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, State, under
 from moretta.errors import ParameterError, PeerError
 from moretta.protocols.baffle.silo.forward import Layout
-from moretta.protocols.baffle.silo.messages import Agree, Agreed, Commit, Committed, Reveal, Revealed
+from moretta.protocols.baffle.silo.messages import RUNS_TORCH, Agree, Agreed, Commit, Committed, Reveal, Revealed
 from moretta.secure_aggregation.keystream import SecretRoot, derive, encode_parts
 
 SERVER = "server"  # no silo's name
@@ -123,8 +123,11 @@ def _in_order(values: Mapping[str, bytes]) -> bytes:
 
 def agree(
     now: Stamp, cohort: Sequence[str], seed: Seed, layout: Layout, graph_of: Callable[[str], bytes]
-) -> Exchange[Aborted | None]:
-    """Agree on a seed with a cohort, the server's half. graph_of: the ONNX graph in a precision that a silo runs."""
+) -> Exchange[Aborted | Sequence[bytes]]:
+    """Agree on a seed with a cohort, the server's half; return `agreed_graphs`.
+
+    graph_of: the ONNX graph in a precision that a silo runs.
+    """
     own = seed.begin(now.run, cohort)
     commitments = {SERVER: own}
     replies = yield Ask.all(cohort, Commit(stamp=now, cohort=tuple(sorted(cohort))), Committed)
@@ -157,9 +160,25 @@ def agree(
         if reply.digest != digest:
             raise PeerError("the silo arrived at another seed")
 
+    digests = {kind: hashlib.sha256(graph.data).digest() for kind, graph in graphs.items() if kind != RUNS_TORCH}
     asks: dict[str, Message] = {
-        silo: Agree(stamp=now, contributions=contributions, layout=layout.digest, graph=graphs[runs[silo]])
+        silo: Agree(
+            stamp=now,
+            contributions=contributions,
+            layout=layout.digest,
+            graph=graphs[runs[silo]],
+            graphs=digests,
+        )
         for silo in cohort
     }
     replies = yield Ask(asks, Agreed, same)
-    return Aborted(replies.missing) if replies.missing else None
+    return Aborted(replies.missing) if replies.missing else agreed_graphs(digests)
+
+
+def agreed_graphs(digests: Mapping[str, bytes]) -> Sequence[bytes]:
+    """Return the digest of all graphs of a cohort, which each upload answers too: nothing where nobody runs one.
+
+    Without it a server could send one silo another graph, whose outputs are of its choice, and read that silo's out of
+    two sums.
+    """
+    return (hashlib.sha256(encode_parts("baffle graphs", _in_order(digests))).digest(),) if digests else ()
