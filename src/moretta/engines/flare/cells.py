@@ -1,9 +1,9 @@
-"""How envelopes travel: as requests between the cells of FLARE's jobs, short ones plain and long ones as streams.
+"""Transport of envelopes between the cells of FLARE's jobs: short ones as plain requests, long ones as streams.
 
-FLARE's aux messages are streams of the same cells, whatever their length: a message is acknowledged by another, worked
-on by threads of two pools, and remembered by a timer for seconds. That is made for what takes long to send; of a round
-with three sites and 1,000 numbers it takes 16 ms, where plain requests take 5. A plain request counts all of the time
-in which it travels, and a stream only that in which no byte moves, so what may be long streams.
+FLARE's aux messages are streams of the same cells, whatever their length: another message acknowledges each, threads of
+two pools handle it, and a timer remembers it for seconds. That suits long messages; of a round with three sites and
+1,000 numbers it takes 16 ms, where plain requests take 5. A plain request counts all the time in which it travels, and
+a stream only the time in which no byte moves, so long messages are streams.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +26,7 @@ Answer = Callable[[memoryview, int | None], bytes]
 
 
 def sender(cell: Any, targets: Mapping[str, str]) -> Send:
-    """Return what sends envelopes to silos by a cell of FLARE. targets: their cells' names, by silo."""
+    """Return a function that sends envelopes to silos by a cell of FLARE. targets: their cells' names, by silo."""
     pool = ThreadPoolExecutor(max(2, len(targets)), thread_name_prefix="moretta send")
 
     def plain(packed: Mapping[str, bytes], seconds: float) -> Mapping[str, Message]:
@@ -57,7 +57,7 @@ def sender(cell: Any, targets: Mapping[str, str]) -> Send:
 
 
 def receive(cell: Any, answer: Answer) -> None:
-    """Have a site's cell hand envelopes to `answer`, and send back what it returns."""
+    """Have a site's cell pass envelopes to `answer`, and send back its result."""
 
     def replied(request: Message, limit: int | None) -> Message:
         data = request.payload if isinstance(request.payload, BYTES) else b""  # which is no envelope

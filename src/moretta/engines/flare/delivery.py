@@ -1,6 +1,6 @@
 """The server's half of the engine: asks become submissions and polls, and sites' answers become replies.
 
-Who is there to be asked is `moretta.engines.flare.liveness`'s to say.
+`moretta.engines.flare.liveness` knows which sites are available.
 """
 
 import logging
@@ -37,9 +37,9 @@ Outcome = tuple[wire.WorkDone, Bytes] | Missing
 class _Asked:
     """One site's part of an exchange.
 
-    `until`: when its time is over. `taken`: whether it has said that it has the work. `misses`: requests in a row that
-    it has not answered, or has denied. `denied`: whether it has denied one. `long`: whether its answer is too long for
-    a plain reply.
+    `until`: its deadline. `taken`: whether it has accepted the work. `misses`: requests in a row that it has not
+    answered, or has denied. `denied`: whether it has denied one. `long`: whether its answer is too long for a plain
+    reply.
     """
 
     until: float
@@ -95,9 +95,9 @@ class Sites:
         self.renewed, self.speak = self._live.renewed, self._live.speak
 
     def gather(self, least: int, wait: float) -> None:
-        """Greet all sites until each has come or refused, for at most so many seconds.
+        """Greet all sites until each has come or refused, for at most `wait` seconds.
 
-        Raises `moretta.errors.ParameterError`, with who is missing and why, where fewer than `least` have come.
+        Raises `moretta.errors.ParameterError`, with the missing sites and why, if fewer than `least` have come.
         """
         until, sites = time.monotonic() + wait, self._live.sites
         while waited_for := [name for name in self._live.away() if sites[name].refusal is None]:
@@ -117,7 +117,7 @@ class Sites:
             )
 
     def deliver(self, ask: Ask) -> Replies:
-        """Hand each silo its message; return the valid answers and why the others are missing."""
+        """Send each silo its message; return the valid answers and the reasons of the missing ones."""
         encoded: dict[int, bytes] = {}  # the same message often goes to every silo
         bodies: dict[str, bytes] = {}
         for silo, message in ask.messages.items():
@@ -131,11 +131,11 @@ class Sites:
 
     @property
     def peak_mib(self) -> float | None:
-        """The most memory that any edge client has taken so far; None without such silos."""
+        """The largest memory of any edge client so far; None without such silos."""
         return self._peak
 
     def back(self, silos: Sequence[str], least: int) -> Sequence[str]:
-        """Wait until so many of some sites that are gone have come back, for `BACK` seconds at most; return who has."""
+        """Wait until `least` of some absent sites have returned, for `BACK` seconds at most; return those."""
         until = time.monotonic() + BACK
         some = f"{least} of " if least < len(silos) else ""
         self._waiting(f"waiting up to {BACK:g} s for {some}{', '.join(silos)} to come back")
@@ -151,7 +151,7 @@ class Sites:
         return free
 
     def away(self, silos: Sequence[str]) -> Mapping[str, Missing]:
-        """Return who of some silos cannot be asked now, and why; those that may be back are greeted first."""
+        """Return which silos are unavailable now, and why; those that may be back are greeted first."""
         self._live.greet(silos)
         self._tell_returned()
         return self._live.away(silos)
@@ -162,12 +162,12 @@ class Sites:
             self._waiting(f"restarted, and back: {returned}; all get new keys by a set-up, and continue together")
 
     def keep(self, place: CheckpointId) -> None:
-        """Have all sites that are there keep their states; name those that cannot, as they would resume from less."""
+        """Have all available sites save their states; name those that fail, which would resume from older ones."""
         self._live.hello = self._live.hello.model_copy(update={"round": place.round})
         self._tell("keep", b"", place.round, "did not keep its state")
 
     def end(self, released: bytes) -> None:
-        """Tell all sites that the run has ended, and give them what it released, as safetensors; nothing if empty."""
+        """Report the end of the run to all sites, with its release as safetensors; nothing if empty."""
         self._tell("end", released, self._live.hello.round, "did not take what the run released")
 
     def close(self) -> None:
@@ -218,7 +218,7 @@ class Sites:
     def _ask_once(
         self, waiting: Mapping[str, _Asked], submit: wire.Submit, bodies: Mapping[str, bytes], seconds: float
     ) -> None:
-        """Hand the work to those that have not taken it, and ask the others whether it is done."""
+        """Send the work to sites that have not accepted it, and ask the others whether it is done."""
         now = time.monotonic()
         for name, asking in waiting.items():
             if now >= asking.until:
@@ -242,7 +242,7 @@ class Sites:
             self._take(name, left[name], reply)
 
     def _still_busy(self, names: Iterable[str]) -> list[str]:
-        """Return the sites that are still busy with work they were late with: they would only be late again."""
+        """Return the sites still busy with work that they were late with; they would be late again."""
         sites = self._live.sites
         polls: dict[str, wire.Signed] = {
             name: wire.Poll(number=sites[name].overdue, wait=WAIT) for name in names if sites[name].overdue

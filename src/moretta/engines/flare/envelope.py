@@ -51,13 +51,13 @@ class _Header(BaseModel):
 
 
 class Knock(_Header):
-    """Asks for the process id, and nothing else."""
+    """Asks for the process id."""
 
     kind: Literal["knock"] = "knock"
 
 
 class Hello(_Header):
-    """The run, the round it stands at, how often it was resumed, and what must be the same on both sides.
+    """The run, its round, its number of resumes, and what both sides must share.
 
     `processes`: by silo, the process that an envelope is for; several silos get the same bytes, signed once. `serial`:
     counts a session's envelopes. `key`, `exchange`: the session's own, to sign and to seal answers for. `certificate`:
@@ -87,9 +87,9 @@ class Hello(_Header):
 
 
 class Submit(_Header):
-    """Work with a number of its own: to answer the message in the body, to keep the state, or to take the run's end.
+    """Numbered work: to answer the message in the body, to save the state, or to end the run.
 
-    Sent again it has the same number and another serial. processes, serial: as of `Hello`. round: of "keep".
+    A repeat has the same number and another serial. processes, serial: as of `Hello`. round: of "keep".
     """
 
     kind: Literal["submit"] = "submit"
@@ -101,7 +101,7 @@ class Submit(_Header):
 
 
 class Poll(_Header):
-    """Ask after a number; the answer may take so many seconds to come. processes, serial: as of `Hello`."""
+    """Asks for the result of a numbered work, and how long to wait for it. processes, serial: as of `Hello`."""
 
     kind: Literal["poll"] = "poll"
     number: Count
@@ -111,7 +111,7 @@ class Poll(_Header):
 
 
 class Awake(_Header):
-    """A process of the site is there. Its id tells it from an earlier one, and serves to seal answers."""
+    """A process of the site answers. Its id distinguishes it from an earlier one, and serves to seal answers."""
 
     kind: Literal["awake"] = "awake"
     process_id: Key
@@ -133,7 +133,7 @@ class Busy(_Header):
 
 
 class WorkDone(_Header):
-    """Work is done: seconds by phase, and the most memory of an edge client."""
+    """The work is done: seconds by phase, and the largest memory of an edge client."""
 
     kind: Literal["done"] = "done"
     seconds: Annotated[dict[PhaseName, Seconds], Field(max_length=20)] = {}
@@ -141,7 +141,7 @@ class WorkDone(_Header):
 
 
 class Failed(_Header):
-    """Work could not be done: one of `moretta.contract.roles.Reason`, and a sentence."""
+    """The work failed: one of `moretta.contract.roles.Reason`, and a sentence."""
 
     kind: Literal["failed"] = "failed"
     reason: Literal["bad input", "disconnected", "refused", "failed", "malformed"]
@@ -149,20 +149,20 @@ class Failed(_Header):
 
 
 class Stranger(_Header):
-    """This is another process than the addressee; knock and say hello first."""
+    """This process is not the addressee; knock and say hello first."""
 
     kind: Literal["stranger"] = "stranger"
 
 
 class Refused(_Header):
-    """The site takes no part in this run; why, in a sentence."""
+    """The site takes no part in this run, with a sentence why."""
 
     kind: Literal["no"] = "no"
     sentence: Text
 
 
 class Denied(_Header):
-    """The envelope was not accepted and changed nothing, as the server's session did not send it here or now; why."""
+    """The envelope was rejected and changed nothing: the server's session did not send it here or now; why."""
 
     kind: Literal["denied"] = "denied"
     sentence: Text
@@ -178,7 +178,7 @@ Sign = Callable[[bytes, bytes], bytes]
 
 @dataclass(frozen=True)
 class Envelope:
-    """The bytes of an envelope: header, signature, body; the body is not copied out of what came."""
+    """The bytes of an envelope: header, signature, body; the body is not copied."""
 
     header: bytes
     signature: bytes
@@ -202,16 +202,16 @@ def pack(header: Request | Reply, body: bytes = b"", sign: Sign | None = None) -
 
 
 def request_of(data: object, largest: int = LARGEST) -> tuple[Request, Envelope]:
-    """Return what a server sent. Raises `moretta.errors.CodecError` for anything else.
+    """Return a server's request. Raises `moretta.errors.CodecError` for anything else.
 
-    largest: the most bytes of a body; here and in `reply_of` one that is longer is not copied.
+    largest: the most bytes of a body; here and in `reply_of` a longer one is not copied.
     """
     envelope = _split(data, largest)
     return _read(_REQUEST, envelope.header, "request"), envelope
 
 
 def reply_of(data: object, largest: int = LARGEST) -> tuple[Reply, Envelope]:
-    """Return what a site sent. Raises `moretta.errors.CodecError` for anything else. largest: as in `request_of`."""
+    """Return a site's reply. Raises `moretta.errors.CodecError` for anything else. largest: as in `request_of`."""
     envelope = _split(data, largest)
     return _read(_REPLY, envelope.header, "reply"), envelope
 
@@ -227,7 +227,7 @@ def _split(data: object, largest: int) -> Envelope:
 
 
 def _read(kinds: TypeAdapter[H], header: bytes, what: str) -> H:
-    """Return a header, which is read once; only one that is refused is read again, for what is wrong with it."""
+    """Return a header; only a refused one is read again, to find its fault."""
     try:
         parsed = kinds.validate_json(header)
     except ValidationError as error:

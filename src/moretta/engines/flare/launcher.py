@@ -1,12 +1,12 @@
-"""The launcher of a site's job process: it restarts one that dies, so that a crash costs the site only a few rounds.
+"""The launcher of a site's job process, which restarts a dead one, so that a crash costs the site only a few rounds.
 
-FLARE's own launcher tells the server when a job process dies, and the server then ends the job for all sites. This one
-starts the process again, in the same job and with the same arguments; the new process announces itself by answering.
-Where FLARE's client of the site was ended itself, the next one begins the job again that it was in, as FLARE's server
-gives a running job to nobody who comes later. If that job has ended meanwhile, the server has it ended here too.
+FLARE's own launcher reports a dead job process, and the server then ends the job for all sites. This one starts the
+process again, in the same job and with the same arguments; the new process announces itself by answering. If the site's
+FLARE client itself was ended, the next client starts its job again, because FLARE's server assigns a running job to no
+late client. If that job has ended meanwhile, the server ends it here too.
 
-It also closes what FLARE leaves open. A site's FLARE client checks the site's policy only if the request says so, and
-takes requests from the server and, by its relay, from every other site. One of them runs `cat` on any file.
+It also closes what FLARE leaves open. A site's FLARE client checks the site's policy only if the request asks for it,
+and takes requests from the server and, by its relay, from every other site. One of them runs `cat` on any file.
 """
 
 import contextlib
@@ -47,11 +47,11 @@ TOPICS = {  # requests that begin, follow and end jobs and the client; a site's 
 
 
 class Respawned(JobHandleSpec):
-    """A job process, and those that took its place.
+    """A job process, and its successors.
 
-    `start`: starts one. `forget`: removes what the one that died has left to be read as the outcome of the job.
-    `ended`: called when the job has ended here.
-    `pauses`: seconds to wait before each new start; after the last the site stays away, and the job goes on without it.
+    `start`: starts one. `forget`: removes the files of a dead one that would be read as the job's outcome. `ended`:
+    called when the job has ended here. `pauses`: seconds to wait before each new start; after the last the site stays
+    away, and the job continues without it.
     """
 
     def __init__(
@@ -87,11 +87,11 @@ class Respawned(JobHandleSpec):
         self._over()
 
     def poll(self) -> int:
-        """Tell the outcome; whatever it is except a regular end is unknown, since FLARE fails a job for all others."""
+        """Return the outcome; any but a regular end is "unknown", because FLARE fails a job for all others."""
         return int(JobReturnCode.SUCCESS if self._process.poll() == 0 else JobReturnCode.UNKNOWN)
 
     def terminate(self) -> None:
-        """Kill the process and its children; none starts after that."""
+        """Kill the process and its children; no other starts."""
         self._ended.set()
         with self._lock, contextlib.suppress(ProcessLookupError):
             if self._process.poll() is None:
@@ -99,9 +99,9 @@ class Respawned(JobHandleSpec):
 
 
 class Launcher(ClientProcessJobLauncher):
-    """FLARE's process launcher of a site, whose job processes are started again where they die.
+    """FLARE's process launcher of a site, which restarts dead job processes.
 
-    A kit's components are made before its client answers requests, so making one leaves the client `TOPICS` alone.
+    FLARE makes a kit's components before its client answers requests, so making one restricts the client to `TOPICS`.
     """
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class Launcher(ClientProcessJobLauncher):
         processors[:] = [each for each in processors if TOPICS.issuperset(each.get_topics())]
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Offer itself for jobs; where the client has just started, begin jobs again that another one was ended in."""
+        """Offer itself for jobs; when the client starts, restart jobs of its predecessor."""
         super().handle_event(event_type, fl_ctx)
         if event_type != EventType.SYSTEM_START:
             return

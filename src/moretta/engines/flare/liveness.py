@@ -1,8 +1,8 @@
-"""Which sites are there: the server's requests to them, the greeting of those that are not, and why one is missing.
+"""The availability of sites: the server's requests to them, greetings of absent ones, and why each is absent.
 
-A site that is dead, hangs or sends nonsense is gone, with its reason. It is greeted again whenever something is asked
-of it, at most once in `AGAIN` seconds, so that it can come back. A greeting is two steps: the site gives its process
-id, and then gets a hello that is signed over it.
+A site that is dead, hangs or sends malformed bytes is gone, with its reason. Each later request greets it again, at
+most once in `AGAIN` seconds, so that it can return. A greeting has two steps: the site sends its process id, and then
+gets a hello that is signed over it.
 """
 
 import time
@@ -33,12 +33,12 @@ ABSENT = "was not connected when the job began; it takes part in the next one"
 
 @dataclass
 class RemoteSite:
-    """The state of a site, as the server knows it.
+    """The server's knowledge of a site.
 
-    `process_id`: None until it has answered; `last`: the last one that was known. `fresh`: whether that process has
-    replaced an earlier one in the run and has done nothing yet. `refusal`: why it takes no part. `gone`: why it is not
-    there. `tried`: when it was last greeted. `pause`: seconds until it is greeted again. `overdue`: the number of the
-    work that it was late with, 0 for none.
+    `process_id`: None until it has answered; `last`: the last known one. `fresh`: whether that process has replaced an
+    earlier one in the run and has done nothing yet. `refusal`: why it takes no part. `gone`: why it is absent. `tried`:
+    when it was last greeted. `pause`: seconds until the next greeting. `overdue`: the number of the work that it was
+    late with, 0 for none.
     """
 
     process_id: str | None = None
@@ -56,12 +56,12 @@ class RemoteSite:
         return self.gone if self.refusal is None else Missing(Reason.REFUSED, self.refusal)
 
     def lose(self, why: Missing) -> Missing:
-        """Take it for gone until it is greeted again."""
+        """Count it as gone until the next greeting."""
         self.process_id, self.gone, self.tried, self.pause = None, why, time.monotonic(), AGAIN
         return why
 
     def note(self, name: str, reply: tuple[wire.Reply, Bytes] | Missing, process_id: str) -> bool:
-        """Note a greeting's outcome; return whether another process of the site than before has come."""
+        """Note a greeting's outcome; return whether it came from another process of the site than before."""
         self.tried = time.monotonic()
         match reply:
             case Missing(Reason.REFUSED):
@@ -119,27 +119,27 @@ class Liveness:
         self.returned = list[str]()  # as other processes than before; for whoever tells
 
     def processes(self, names: Iterable[str] | None = None) -> dict[str, str]:
-        """Return the process ids of those of some sites, or of all, that are there."""
+        """Return the process ids of the available sites among some, or all."""
         names = self.sites if names is None else names
         return {name: its for name in names if (its := self.sites[name].process_id) is not None}
 
     def away(self, names: Iterable[str] | None = None) -> dict[str, Missing]:
-        """Return why those of some sites, or of all, that are not there are not."""
+        """Return why the absent sites among some, or all, are absent."""
         names = self.sites if names is None else names
         return {name: site.why for name in names if (site := self.sites[name]).process_id is None}
 
     def renewed(self) -> bool:
-        """Return whether, since this was last called, a site's process is another than it was."""
+        """Return whether any site's process has changed since the last call."""
         renewed, self._renewed = self._renewed, False
         return renewed
 
     def speak(self) -> None:
-        """Send all sites that are there a sign of life from the server."""
+        """Send all available sites a sign of life from the server."""
         there = self.processes()
         self.requests(dict.fromkeys(there, wire.Poll(number=0, wait=0.0)), {}, PATIENCE, processes=there)
 
     def greet(self, names: Iterable[str]) -> None:
-        """Say hello to sites of which nothing is known, but for those that were tried a moment ago."""
+        """Greet sites without a known process, except those greeted a moment ago."""
         now = time.monotonic()
         unknown = [
             name for name in names if (site := self.sites[name]).process_id is None and now - site.tried >= site.pause
@@ -160,7 +160,7 @@ class Liveness:
                 self.returned += [name] if self.sites[name].fresh else []
 
     def _knock(self, names: Sequence[str]) -> dict[str, wire.Awake | Missing]:
-        """Ask sites for their process ids; anyone who forges one has it greeted in vain."""
+        """Ask sites for their process ids; a forged one only has a greeting fail."""
         replies = dict[str, wire.Awake | Missing]()
         for name, data in self._send(dict.fromkeys(names, wire.pack(wire.Knock())), PATIENCE, True) if names else ():
             try:
@@ -179,9 +179,9 @@ class Liveness:
         *,
         processes: Mapping[str, str] | None = None,
     ) -> dict[str, tuple[wire.Reply, Bytes] | Missing]:
-        """Send sites their requests, signed once for all who are sent the same, and return what each replied.
+        """Send sites their requests, equal ones signed once, and return each reply.
 
-        processes: whom they are for, where that is not known yet.
+        processes: the addressees, if not known yet.
         """
         if not headers:
             return {}

@@ -82,7 +82,7 @@ def _public(private: X25519PrivateKey) -> str:
 
 
 class ServerSession:
-    """One session of a run as the server has it. hello: with the session's keys and their certificate.
+    """The server's side of one session of a run. hello: with the session's keys and their certificate.
 
     identity: the server's own, long-lived. hello: the first request to each site.
     """
@@ -104,11 +104,11 @@ class ServerSession:
     def open(
         self, data: object, process_id: str, serial: int, key: bytes | None, largest: int = LARGEST
     ) -> tuple[wire.Reply, Bytes]:
-        """Return what a process replied under a serial, with its body opened: where that is large, in a mapped file.
+        """Return a process's reply under a serial, with its body opened, in a mapped file if it is large.
 
-        key: of the silo's identity, None without a roster; then nothing says whose reply it is. largest: the most bytes
+        key: of the silo's identity; None without a roster, and then nothing proves the sender. largest: the most bytes
         of the body. Raises `moretta.errors.CodecError` for anything but a reply, or a longer one, and
-        `moretta.errors.PeerError` for one that is not signed.
+        `moretta.errors.PeerError` for an unsigned one.
         """
         sealed = largest + TAG * max(1, -(-largest // PIECE))
         reply, envelope = wire.reply_of(data, sealed)
@@ -133,7 +133,7 @@ class ServerSession:
 
 
 def _unsigned(reply: wire.Reply, listed: str) -> str:
-    """Say what is wrong with a reply that is not signed by the identity that the roster lists."""
+    """Return the fault of a reply that the identity in the roster has not signed."""
     match reply:
         case wire.SiteReady():
             return (
@@ -150,10 +150,10 @@ def _unsigned(reply: wire.Reply, listed: str) -> str:
 
 @dataclass(frozen=True)
 class Trust:
-    """What a site trusts.
+    """The keys that a site trusts.
 
-    name: the silo's in the run; its name in the engine may differ. keys: the server's, one or two. identity: the
-    silo's own, where it has one. folder: holds a folder for each of its runs.
+    name: the silo's in the run; its name in the engine may differ. keys: the server's, one or two. identity: the silo's
+    own, if any. folder: holds a folder for each of its runs.
     """
 
     name: str
@@ -163,17 +163,17 @@ class Trust:
 
 
 class OtherProcess(PeerError):
-    """An envelope is for another process of this site, which may have been the one before."""
+    """An envelope is for another process of this site, perhaps its predecessor."""
 
 
 class Window:
-    """Serials, each of which is taken once, and none that is older than the last 64."""
+    """Accepts each serial once, and none older than the last 64."""
 
     def __init__(self) -> None:
         self._highest, self._seen = 0, 0  # bit i: whether the serial that is i below the highest was taken
 
     def take(self, serial: int) -> bool:
-        """Return whether a serial is taken now."""
+        """Accept a serial once; return whether it was accepted now."""
         ahead = serial - self._highest
         if ahead > 0:
             kept = 0 if ahead >= WINDOW else self._seen << ahead
@@ -186,7 +186,7 @@ class Window:
 
 
 class SiteSession:
-    """A session of the server's as a site has it."""
+    """A site's side of a session of the server's."""
 
     def __init__(self, hello: wire.Hello, process_id: str, identity: Identity | None, seal: AESGCM) -> None:
         self.hello, self.window = hello, Window()
@@ -201,7 +201,7 @@ class SiteSession:
         return verify(key, envelope.signature, *_request(*statement))
 
     def pack(self, serial: int, reply: wire.Reply, body: bytes = b"") -> bytes:
-        """Return the reply to a serial: sealed if work is done, signed where the silo has an identity."""
+        """Return the reply to a serial: sealed if work is done, signed if the silo has an identity."""
         if isinstance(reply, wire.WorkDone):
             body = _sealed(self._seal, serial, body)
         if self._identity is None:
@@ -214,7 +214,7 @@ class SiteSession:
 class Gate:
     """Accepts what the server's session has sent to this process of a site, once, and nothing else.
 
-    load: returns what the site trusts, or raises `moretta.errors.MorettaError`. process_id: of this process.
+    load: returns the site's `Trust`, or raises `moretta.errors.MorettaError`. process_id: of this process.
     """
 
     def __init__(self, load: Callable[[], Trust]) -> None:
@@ -227,10 +227,9 @@ class Gate:
         self._left = set[str]()  # the keys of sessions that another has replaced here
 
     def take(self, request: wire.Signed, envelope: wire.Envelope) -> SiteSession:
-        """Return the session that an envelope belongs to.
+        """Return the session of an envelope.
 
-        Raises `moretta.errors.PeerError`, naming why, for one that is not accepted and so changes nothing; and as
-        `load`.
+        Raises `moretta.errors.PeerError`, naming why, for one that is not accepted and changes nothing; and as `load`.
         """
         name = self._loaded().name
         if name not in request.processes:
@@ -266,7 +265,7 @@ class Gate:
         return self._trust
 
     def _session_of(self, hello: wire.Hello) -> SiteSession:
-        """Return the session of a hello: the one that has begun here, or another that the server's key vouches for."""
+        """Return the session of a hello: the present one, or another that the server's key certifies."""
         if self._joined is not None and _certificate(self._joined.hello) == _certificate(hello):
             return self._joined
         if hello.key in self._left:
@@ -283,7 +282,7 @@ class Gate:
 
 
 def _record(folder: Path, hello: wire.Hello) -> None:
-    """Keep the session of a run on disk. Raises `moretta.errors.PeerError` for one that is over."""
+    """Save the session of a run on disk. Raises `moretta.errors.PeerError` for a past one."""
     path = folder / hello.run / RECORD
     try:
         kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"session": -1, "key": ""}
@@ -310,7 +309,7 @@ def _sealed(seal: AESGCM, serial: int, body: bytes) -> bytes:
 
 
 def _opened(seal: AESGCM, serial: int, body: Bytes) -> Bytes:
-    """Undo `_sealed`. Raises `cryptography.exceptions.InvalidTag` for what was not sealed so."""
+    """Undo `_sealed`. Raises `cryptography.exceptions.InvalidTag` for anything else."""
     pieces, opened = _pieces(body, PIECE + TAG), 0
     if len(pieces) == 1 and len(body) < LARGE:
         return seal.decrypt(_nonce(serial, pieces, 0), body, None)
@@ -328,5 +327,5 @@ def _pieces(body: Bytes, size: int) -> list[Bytes]:
 
 
 def _nonce(serial: int, pieces: Sequence[Bytes], number: int) -> bytes:
-    """Return the nonce of a piece, the only use of it: serial, number, whether it is the last, so that none is cut."""
+    """Return a piece's nonce, used once: serial, number, and whether it is the last, so that none is cut off."""
     return serial.to_bytes(7, "big") + number.to_bytes(4, "big") + bytes([number == len(pieces) - 1])

@@ -1,8 +1,8 @@
 """A site's half of the engine: it takes work from the server, has the silo's role do it, and returns the result.
 
-The role works in a thread of its own. A request never waits for it longer than the request allows. So a silo that
-trains for hours still answers at once that it is busy, which tells it from a killed one. What the server's session has
-not signed (`moretta.engines.flare.signing`) changes nothing here.
+The role works in its own thread, and a request waits for it no longer than the request allows. So a silo that trains
+for hours still answers at once that it is busy, which distinguishes it from a killed one. Bytes that the server's
+session has not signed (`moretta.engines.flare.signing`) change nothing here.
 """
 
 import logging
@@ -33,7 +33,7 @@ QUIET = 1.0  # seconds between two lines of the log about what was not taken: a 
 
 
 class HostedSilo(Protocol):
-    """A silo as its worker sees it: it can join a run, keep its state, and take what the run releases.
+    """A silo for its worker: it can join a run, save its state, and receive the run's release.
 
     largest: the most bytes of a message that it takes. timed: whether the server learns how long the role worked, which
     depends on its rows.
@@ -45,19 +45,19 @@ class HostedSilo(Protocol):
     timed: bool
 
     def enter(self, hello: wire.Hello) -> tuple[Client, Codec]:
-        """Join a run where it stands. Raises `moretta.errors.MorettaError` to refuse it."""
+        """Join a run at its present round. Raises `moretta.errors.MorettaError` to refuse it."""
 
     def refused(self, error: BaseException) -> bool:
-        """Count an answer that was refused. Return whether the silo takes no part any more."""
+        """Count a refused answer. Return whether the silo leaves the run."""
 
     def answered(self, client: Client, asked: Message, answer: Message | None) -> None:
-        """Note an answer that is about to be given, or its absence."""
+        """Note an answer before it is sent, or its absence."""
 
     def keep(self, client: Client, round: int) -> None:
-        """Keep the role's state as of the end of a round."""
+        """Save the role's state at the end of a round."""
 
     def end(self, client: Client, released: bytes) -> None:
-        """Take the result of the run: the released model as safetensors, or nothing."""
+        """Receive the run's release: the model as safetensors, or nothing."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,10 @@ class _Work:
 
 
 class SiteWorker:
-    """Answers a server's requests, each at once; `close` when there are no more.
+    """Answers each of a server's requests at once, until `close`.
 
     `make`: loads the silo, perhaps slowly, and raises what keeps it from taking part. It is called once a session of
-    the server's has begun: any site of the federation can start a job here, and what a job says is only then the
+    the server's has begun: any site of the federation can start a job here, and only then a job's content is the
     server's. `trust`: loads, quickly, what the site trusts. `process_id`: of this process. `last_heard`: the moment of
     the server's last request, by `time.monotonic`. `ended`: set when the run has ended.
     """
@@ -97,9 +97,9 @@ class SiteWorker:
         self._thread.start()
 
     def answer(self, data: object, limit: int | None = None) -> bytes:
-        """Return the reply to a request. Raises nothing, whatever the bytes are.
+        """Return the reply to a request. Raises nothing, whatever the bytes.
 
-        limit: the most bytes of the reply's body; larger work is to be polled for by a stream.
+        limit: the most bytes of the reply's body; a longer one is polled by a stream.
         """
         try:
             request, envelope = wire.request_of(data, LARGEST if self._silo is None else self._silo.largest)
@@ -144,13 +144,13 @@ class SiteWorker:
                 return self._result(request.number, min(request.wait, LONGEST_WAIT))
 
     def close(self) -> None:
-        """Let the thread end when its present work does."""
+        """Let the thread end after its present work."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def _greet(self, hello: wire.Hello) -> wire.Reply:
-        """Say that the role is in its place, or have it take it."""
+        """Reply that the role is at the hello's place, or bring it there."""
         with self._changed:
             if self._entered != (hello.run, hello.session):
                 self._entered, self._role, self._refusal = (hello.run, hello.session), None, None
@@ -222,9 +222,9 @@ class SiteWorker:
             self._changed.notify_all()
 
     def _do(self, header: wire.Submit, body: memoryview, entered: tuple[str, int] | None) -> tuple[wire.Reply, bytes]:
-        """Do one piece of work; an error is reported, and costs the silo this exchange only.
+        """Do one piece of work; an error is reported, and costs the silo only this exchange.
 
-        entered: the run and session that the work is of.
+        entered: the run and session of the work.
         """
         if self._role is None or self._silo is None or entered is None:
             return wire.Stranger(), b""
@@ -287,6 +287,6 @@ def _unfit(error: BaseException, what: str) -> str:
 
 
 def _sentence(error: object) -> str:
-    """Return an error's sentence as valid text for a header: a file's name may hold bytes that are not."""
+    """Return an error's sentence as valid text for a header: a file's name may hold invalid bytes."""
     text = str(error).encode(errors="replace").decode()
     return "".join(character if character.isprintable() else " " for character in text)[:1000]
