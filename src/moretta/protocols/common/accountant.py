@@ -103,7 +103,7 @@ _epsilon = epsilon  # `noise_for` has an argument of that name
 
 
 def interval(sigma: float, q: float) -> float:
-    """Return the grid's step: a tenth of a release's scale of loss, q / sigma, but 10,000 steps reach its largest."""
+    """Return the grid's step: a tenth of a release's scale of loss, q / sigma, or coarser, for 10,000 steps at most."""
     far = (1 + 20 * sigma) / (2 * sigma**2)  # the loss without sampling, ten deviations out
     largest = far + math.log(q) if far > 30 else math.log1p(q * math.expm1(far))
     return math.ldexp(0.5, math.frexp(min(max(q / (10 * sigma), largest / 10_000), 0.01))[1])
@@ -118,7 +118,7 @@ def _losses(sigma: float, q: float) -> Any:
 
 @lru_cache(maxsize=64)
 def _divergences(sigma: float, q: float) -> NDArray[np.float64]:
-    """Return what one release diverges by at each of `ORDERS` (Mironov, Talwar, Zhang 2019, section 3.3)."""
+    """Return the Renyi divergence of one release at each of `ORDERS` (Mironov, Talwar, Zhang 2019, section 3.3)."""
     if not sigma:
         return np.full(len(ORDERS), math.inf)
     if q == 1:
@@ -135,11 +135,11 @@ def _divergences(sigma: float, q: float) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Accountant:
-    """States the privacy that a run gave, from public figures alone.
+    """States a run's privacy, from public figures alone.
 
-    rate: the largest q of any silo. left_out: where the silos' data was used beside the updates that epsilon is about.
-    releases: the count of noised sums, which must be on disk before any message leaves.
-    Raises `moretta.errors.MissingExtra` without the extra [dp], before a run and not at its end.
+    rate: the largest q of any silo. left_out: the uses of silos' data that epsilon does not cover. releases: the count
+    of noised sums, which must be on disk before any message leaves.
+    Raises `moretta.errors.MissingExtra` without the extra [dp], before a run begins.
     """
 
     privacy: Privacy
@@ -151,15 +151,15 @@ class Accountant:
         _dp_accounting()
 
     def facts(self, releases: int, shapes: Shapes | None = None) -> dict[str, float | str]:
-        """Return epsilon after so many releases, and what it is about, for ``result.json``.
+        """Return epsilon after these releases, and what it is about, for ``result.json``.
 
-        `releases`: noised sums that may have been opened (`moretta.protocols.common.releases`). `shapes`: of what an
-        upload has, from which its lattice follows; None leaves that out.
+        `releases`: noised sums that may have been opened (`moretta.protocols.common.releases`). `shapes`: of an upload,
+        which determine its lattice; None leaves that out.
 
-        `epsilon`: towards the server together with `colluding_silos` silos, and anyone who gets the model. To them the
-        noise of `noise_silos` silos is unknown, less those who are lost. `epsilon_to_silos`: towards one other silo,
-        which knows its own share. `epsilon_with_noise_of_<k>`: towards anyone who can take off all but k silos' noise,
-        as the server together with the other silos. "unbounded" is infinity.
+        `epsilon`: towards the server together with `colluding_silos` silos, and anyone who gets the model. They do not
+        know the noise of `noise_silos` silos, less the lost ones. `epsilon_to_silos`: towards one other silo, which
+        knows its own share. `epsilon_with_noise_of_<k>`: towards anyone who can remove all but k silos' noise, as the
+        server together with the other silos. "unbounded" is infinity.
         """
         sharers = self.privacy.sharers
         facts: dict[str, float | str] = {"noise_multiplier": self.privacy.noise, "delta": self.privacy.delta}
@@ -183,7 +183,7 @@ class Accountant:
     def want(self, aggregator: Aggregator, shapes: Shapes, secure: SecureAggregation, most_weight: int) -> Wanted:
         """Plan a sum whose ring adds whole steps of noise exactly.
 
-        Raises as `Lattice.check`, and `moretta.errors.RunFailed` where further takes have spent the budget.
+        Raises as `Lattice.check`, and `moretta.errors.RunFailed` if further takes have spent the budget.
         """
         if not self.allows(self.releases.count + 1):
             raise RunFailed(
@@ -198,7 +198,7 @@ class Accountant:
         return replace(request, noise=lattice.noise) if self.privacy.noise else request
 
     def allows(self, releases: int) -> bool:
-        """Return whether epsilon stays within its bound after so many releases."""
+        """Return whether epsilon stays within its bound after these releases."""
         most, spent = self.privacy.most, None if self.privacy.most is None else self.spent(releases)
         return most is None or (isinstance(spent, float) and spent <= most)
 
@@ -210,7 +210,7 @@ class Accountant:
         return self._epsilon(1, releases)
 
     def _epsilon(self, part: float, releases: int) -> float | str:
-        """Return epsilon where this part of the variance sigma^2 C^2 is of noise that is unknown."""
+        """Return epsilon if this part of the variance sigma^2 C^2 is unknown noise."""
         if not releases:
             return 0.0
         sigma = self.privacy.noise * math.sqrt(part)
@@ -219,7 +219,7 @@ class Accountant:
 
 
 def excess_of(total: Sum) -> dict[str, float]:
-    """Return how many silos' noise beyond what was wanted stayed in a sum, for the history, where any did."""
+    """Return the silos' worth of surplus noise in a sum, for the history; empty without any."""
     return {"excess_noise_of": float(len(total.excess))} if total.excess else {}
 
 

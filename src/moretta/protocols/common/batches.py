@@ -1,10 +1,10 @@
-"""The rows that a silo uses in a round: a pure function of seed, silo, round and take, so it needs no state.
+"""The rows that a silo uses in a round: a pure function of seed, silo, round and take, without state.
 
 Two takes of a round draw rows independently (`moretta.secure_aggregation.one_sum`), unless a batch has more than half
-of the rows. Nearly the same rows would come again whatever is drawn, so then all takes have the same rows.
+of the rows. Any draw would then repeat most rows, so all takes have the same ones.
 
-No batch has a single row where more are asked for: batch normalisation cannot train on one, and its gradient would be
-that one person's. The batch before gives the last one a row, or takes its one where that would leave it with one.
+No batch has a single row unless one is requested: batch normalisation cannot train on one, and its gradient would be
+one person's. The previous batch gives the last one a row, or takes its only one if it would be left with one.
 
 Under differential privacy rows are drawn in secret instead (`Lots`): Poisson sampling, as the accountant needs it.
 """
@@ -22,16 +22,16 @@ from moretta.secure_aggregation.keystream import SecretRoot, encode_purpose
 
 
 def most_rows(size: int) -> int:
-    """Return how many rows the largest batch has where batches have `size`."""
+    """Return the rows of the largest batch if batches have `size`."""
     return 3 if size == 2 else size
 
 
 class Batches:
     """The mini-batches of one silo: a fresh permutation each epoch, the last partial batch kept.
 
-    `rows`: how many rows the silo has. `size`: rows in a batch, 0 for all of them. `seed`: of the training, not secret.
-    `run`: the run's id, so that another run of the same seed has other batches; empty where one machine plays all
-    roles. `in_order`: every epoch has the rows in the order that they are held in.
+    `rows`: the silo's number of rows. `size`: rows in a batch, 0 for all. `seed`: of the training, not secret. `run`:
+    the run's id, so that another run of the same seed has other batches; empty if one machine plays all roles.
+    `in_order`: every epoch has the rows in their stored order.
     """
 
     def __init__(self, rows: int, size: int, seed: int, silo: str, run: str = "", *, in_order: bool = False) -> None:
@@ -66,7 +66,7 @@ class Batches:
 
     @property
     def fewest(self) -> int:
-        """How many rows the smallest batch has."""
+        """The rows of the smallest batch."""
         return int(np.diff(self._bounds).min())
 
     def _in_epoch(self, epoch: int) -> NDArray[np.int64]:
@@ -85,7 +85,7 @@ def _number(name: str) -> int:
 
 
 class UnionBatches:
-    """The batches of several silos whose rows lie one after the other: round by round their union."""
+    """The batches of several silos with concatenated rows: round by round their union."""
 
     def __init__(self, parts: Sequence[Batches]) -> None:
         self._parts = parts
@@ -110,18 +110,18 @@ Purpose = tuple[str, int, int, bytes]
 
 
 def purpose_of(now: Stamp, *of: int | str | bytes) -> Purpose:
-    """Return the purpose of one upload. of: digests of the settings, the rows, the model and what else was asked.
+    """Return the purpose of one upload. of: digests of the settings, the rows, the model and the rest of the ask.
 
-    All attempts at a take have the same. `of` must have everything that would change the sum of the lot's rows: two
-    sums under the same noise, or the same noise at another scale, would show their difference.
+    All attempts at a take share it. `of` must have everything that would change the sum of the lot's rows: two sums
+    under the same noise, or the same noise at another scale, would show their difference.
     """
     return now.run, now.round, now.take, hashlib.sha256(encode_purpose("noised upload", *of)).digest()
 
 
 def rows_by_group(groups: NDArray[np.str_], x: Array, y: Array) -> tuple[tuple[int, ...], ...]:
-    """Return the indices of each group's rows, of equal rows the first alone: a row that is there twice counts once.
+    """Return the indices of each group's rows, the first alone of equal rows, so that a repeated row counts once.
 
-    groups: str[rows], whom a row is about. x, y: its inputs and targets.
+    groups: str[rows], the subject of each row. x, y: its inputs and targets.
     """
     places = dict[str, dict[bytes, int]]()
     digests = (hashlib.sha256(np.ascontiguousarray(row).data) for block in blocks(x) for row in block)
@@ -132,10 +132,9 @@ def rows_by_group(groups: NDArray[np.str_], x: Array, y: Array) -> tuple[tuple[i
 
 
 class Lots:
-    """Draws each of a silo's rows, or groups of them, independently with chance q = L / rows.
+    """Draws each of a silo's rows, or groups, independently with chance q = L / rows.
 
-    rows: how many there are, or groups. batch_size: the expected lot, 0 for all rows.
-    expected: L. rate: q.
+    rows: their number, or the groups'. batch_size: the expected lot, 0 for all rows. expected: L. rate: q.
     """
 
     def __init__(self, rows: int, batch_size: int) -> None:
@@ -144,5 +143,5 @@ class Lots:
         self.rate = self.expected / rows
 
     def draw(self, root: SecretRoot, *purpose: int | str | bytes) -> NDArray[np.int64]:
-        """Return the indices of the rows in the lot of one purpose, ascending; perhaps none. root: the silo's own."""
+        """Return the ascending indices of the rows in the lot of one purpose, perhaps none. root: the silo's own."""
         return np.flatnonzero(root.stream("dp lot", *purpose).uniform(self._rows) < self.rate)

@@ -57,7 +57,7 @@ TOGETHER = ("silos together", "server and silos", "outsider")
 
 @dataclass(frozen=True)
 class Condition:
-    """What must hold of a run. says: the end of a sentence for lists: "the loss is cross-entropy"."""
+    """A condition on a run. says: the end of a sentence for lists: "the loss is cross-entropy"."""
 
     says: str
     of: Callable[[Record], bool]
@@ -69,14 +69,14 @@ class Condition:
 
 @dataclass(frozen=True)
 class Word:
-    """What stands in a text in the place of `name` in braces. general: in lists, which are about all runs."""
+    """The text for `name` in braces. general: in lists, which are about all runs."""
 
     name: str
     general: str
     of: Callable[[Record], str]
 
     def __call__(self, record: Record) -> str:
-        """Return what it says of a run."""
+        """Return the text for a run."""
         return self.of(record)
 
 
@@ -84,32 +84,32 @@ class Word:
 
 
 def setting(record: Record, section: str, key: str) -> Any:
-    """Return the value of one key of the run file, None where the run did not record it."""
+    """Return the value of one key of the run file, None if the run did not record it."""
     return record.get("settings", {}).get(section, {}).get(key)
 
 
 def fact(record: Record, name: str) -> int | None:
-    """Return a count that the run states, None where it does not."""
+    """Return a count that the run states, None if it does not."""
     value = record.get("facts", {}).get(name)
     return int(value) if isinstance(value, int | float) else None
 
 
 def scheme(record: Record) -> str:
-    """Return the scheme by which uploads were summed, "none" without one."""
+    """Return the scheme of the secure sums, "none" without one."""
     return str((record.get("secure_aggregation") or {"scheme": "none"})["scheme"])
 
 
 def participation(record: Record) -> float:
-    """Return the part of the silos that each round has."""
+    """Return the fraction of the silos in each round."""
     part = setting(record, "run", "participation")
     return float(part) if isinstance(part, int | float) else 1.0
 
 
 def opened_sums(record: Record, *of: str, aborted: bool = False) -> Sequence[Mapping[str, Any]] | None:
-    """Return the sums that were opened of a set-up, of rounds or of the release, by silos, take and group.
+    """Return the opened sums of a set-up, of rounds or of the release, by silos, take and group.
 
-    of: "set-up", "round", "release". aborted: also those whose attempt was aborted, which the server may know.
-    None where the run's version did not record who was in a sum.
+    of: "set-up", "round", "release". aborted: also those of aborted attempts, which the server may know. None if the
+    run's version did not record the silos of a sum.
     """
     sums = record.get("sums")
     if sums is None:
@@ -118,7 +118,7 @@ def opened_sums(record: Record, *of: str, aborted: bool = False) -> Sequence[Map
 
 
 def fewest(record: Record) -> int:
-    """Return the number of silos in the smallest sum of a round; of a record without sums, the smallest possible."""
+    """Return the number of silos in a round's smallest sum; the smallest possible for a record without sums."""
     sums = opened_sums(record, "round")
     if sums is not None:
         return min((len(opened["silos"]) for opened in sums), default=record["silos"])
@@ -127,13 +127,13 @@ def fewest(record: Record) -> int:
 
 
 def round_size(record: Record) -> int:
-    """Return how many silos are chosen for a round."""
+    """Return the number of silos chosen for a round."""
     size: int = max(2 if is_summed(record) else 1, round(participation(record) * record["silos"]))
     return size
 
 
 def records_sums(record: Record) -> bool:
-    """Return whether the run's record shows who was in its sums."""
+    """Return whether the run's record shows the silos of its sums."""
     return record.get("sums") is not None
 
 
@@ -145,12 +145,12 @@ MASKED = ("pairwise", "additive-shares")
 
 
 def equals(section: str, key: str, value: str, says: str = "") -> Condition:
-    """Return that a key of the run file has a value."""
+    """Return the condition that a key of the run file has a value."""
     return Condition(says or f'`{key} = "{value}"`', lambda run: bool(setting(run, section, key) == value))
 
 
 def is_on(section: str, key: str, says: str) -> Condition:
-    """Return that a key of the run file is given, and is neither false nor zero."""
+    """Return the condition that a key of the run file is set, and neither false nor zero."""
     return Condition(says, lambda run: bool(setting(run, section, key)))
 
 
@@ -294,7 +294,7 @@ def _as_sums_differ(record: Record) -> str:
 
 
 def unit_of(facts: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what the noise of a run hides one of, and where that is."""
+    """Return the unit that a run's noise hides, and its place."""
     units = {"silo": ("silo’s updates", ""), "group": ("group of rows", " at one silo")}
     return units.get(facts.get("unit", "row"), ("example", " at one silo"))
 
@@ -311,7 +311,7 @@ def _epsilons(record: Record) -> str:
 
 
 def _what_epsilon_assumes(record: Record) -> str:
-    """Return how many noised sums epsilon is about, whose noise it assumes in each, and the epsilon with less noise."""
+    """Return the number of noised sums, the noise that epsilon assumes in each, and the epsilon with less noise."""
     facts = record["facts"]
     releases, silos = facts.get("releases"), facts.get("noise_silos")
     if not isinstance(releases, float) or not isinstance(silos, float):
@@ -326,7 +326,7 @@ def _what_epsilon_assumes(record: Record) -> str:
 
 
 def _what_epsilon_rests_on(record: Record) -> str:
-    """Return sampling, trust and theorem, of which records of before they were stated have none."""
+    """Return sampling, trust and theorem; records of earlier versions have none."""
     facts, (what, _) = record["facts"], unit_of(record["facts"])
     if "theorem" not in facts:
         return ""
@@ -414,14 +414,14 @@ WORDS = (
 class Claim:
     """One thing that a role learns, or does not: `silo("model", where, attacks).says("holds the model")`.
 
-    `about`: what it is about; None for notes to readers, and where a role learns nothing. `where`: the conditions on
-    the run, all of which hold. `attacks`: names of the attacks that test it. `words`: that fill the braces of its text.
-    `alone`: where it holds, a report says nothing else of the role.
-    `warns`: a run of which it holds says so in its warnings, and so in the terminal and the log.
-    `silent`: a report says nothing of it, as no record shows all of its conditions.
+    `about`: its subject; None for notes to readers, and for nothing learned. `where`: the conditions on the run, all of
+    which hold. `attacks`: names of the attacks that test it. `words`: fill the braces of its text.
+    `alone`: if it holds, a report has nothing else about the role.
+    `warns`: a run for which it holds has it among its warnings, and so in the terminal and the log.
+    `silent`: a report leaves it out, because no record shows all of its conditions.
     `protocols`: the names in a package that it is about; empty for all.
-    `text`: what it says, a verb first, with words in braces; the part before its bar, if any, is a verdict's headline.
-    `assumes`: what else must hold, which no record shows. `rests_on`: its other grounds, such as tests.
+    `text`: its words, a verb first, with words in braces; the part before its bar, if any, is a verdict's headline.
+    `assumes`: further assumptions, which no record shows. `rests_on`: its other grounds, such as tests.
     """
 
     role: Role
@@ -440,7 +440,7 @@ class Claim:
     rests_on: str = ""
 
     def says(self, text: str, assumes: str = "", rests_on: str = "") -> Claim:
-        """Return the claim with what it says."""
+        """Return the claim with its text."""
         return replace(self, text=text, assumes=assumes, rests_on=rests_on)
 
     def holds(self, record: Record) -> bool:
@@ -454,14 +454,14 @@ class Claim:
         return f"{text[0].upper()}{text[1:]}."
 
     def headline(self, record: Record) -> str:
-        """Return what a verdict says about this run after the role, empty where it says nothing: "held the model"."""
+        """Return a verdict's words about this run after the role, such as "held the model"; empty without any."""
         head, bar, _ = self.text.partition("|")
         verb, _, rest = self._filled(head, record).partition(" ")
         return f"{PAST.get(verb, verb)} {rest}" if bar else ""
 
     @property
     def phrase(self) -> str:
-        """What it says of any run, for lists."""
+        """The claim's words about any run, for lists."""
         return self._filled(self.text.replace("|", ""))
 
     def _filled(self, text: str, record: Record | None = None) -> str:
@@ -473,7 +473,7 @@ server, silo = partial(Claim, "server"), partial(Claim, "silo")
 
 
 def under(claims: Iterable[Claim], *conditions: Condition, **others: Any) -> tuple[Claim, ...]:
-    """Return the claims with further conditions. others: fields that are other too."""
+    """Return the claims with further conditions. others: fields that change too."""
     return tuple(replace(claim, where=(*claim.where, *conditions), **others) for claim in claims)
 
 
@@ -487,13 +487,13 @@ OF_A_SUM = ("gradient-inversion-of-sum", "labels-from-head")
 
 
 def in_the_clear(upload: str, attacks: tuple[str, ...] = OF_AN_UPLOAD) -> Claim:
-    """Return what the server has without secure aggregation. upload: "gradient" or the like, as below."""
+    """Return the server's claim without secure aggregation. upload: "gradient" or the like, as below."""
     text = f"sees the {upload} of each silo by itself|: no secure aggregation is used"
     return server("update", (is_in_the_clear,), attacks).says(text)
 
 
 def sum_only(upload: str, attacks: tuple[str, ...] = OF_A_MASK) -> Claim:
-    """Return that the server has only the sum."""
+    """Return the claim that the server has only the sum."""
     return server("sum", (is_masked,), attacks, place="front").says(
         f"sees only sums of the silos’ {upload}s and what follows from them|, not the {upload} of any one silo{{ring}}",
         assumes="at least two silos do not collude with it; a roster, or an honest relay of keys",
@@ -508,7 +508,7 @@ FROM_THE_SUM = server("sum", (is_masked,), OF_A_SUM).says(
 
 
 def with_all_but_one(upload: str) -> Claim:
-    """Return what the server has with the help of silos."""
+    """Return the claim about the server with colluding silos."""
     text = f"has the {upload} of a silo if all others collude with it: the sum minus theirs"
     return Claim("server and silos", "update", (is_masked,), ("server-and-silos",)).says(text)
 
@@ -536,7 +536,7 @@ AROUND_SUMS = (
 
 
 def sums(upload: str) -> tuple[Claim, ...]:
-    """Return what silos show of an upload of theirs."""
+    """Return the claims about an upload of silos."""
     return (in_the_clear(upload), sum_only(upload), FROM_THE_SUM, with_all_but_one(upload), *AROUND_SUMS)
 
 
@@ -640,7 +640,7 @@ LABELS_OF_OTHERS = silo("statistics", (steps_plainly,), ("silo-property",)).says
 
 
 def of_two(upload: str) -> Claim:
-    """Return what a silo works out by subtracting its own part of a step."""
+    """Return the claim about a silo that subtracts its own part of a step."""
     return silo("update", (has_few_in_a_round,), ("two-party-exposure",), warns=True).says(
         f"can work out the other’s {upload} in rounds of fewer than three silos{{if_any}}|, from consecutive models "
         "and its own: groups of fewer than three expose each other"

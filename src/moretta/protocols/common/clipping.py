@@ -51,16 +51,16 @@ GROWTH = 2.0  # by which what is noted may pass the median
 
 
 class RunningMedian:
-    """The figures of the rounds so far (`seen`), all positive, and their running median."""
+    """The positive figures of the rounds so far (`seen`), and their running median."""
 
     def __init__(self, seen: Sequence[float] = ()) -> None:
         self.seen = [float(value) for value in seen]
         self._ordered = sorted(self.seen)  # which makes the median of all of them cheap
 
     def note(self, value: float) -> float:
-        """Note a round's figure, at most twice the median before it, and 0 not at all; return that median.
+        """Note a round's figure, capped at twice the previous median, and 0 not at all; return that median.
 
-        It is the larger of the medians of the last 11 rounds and of all; infinity where no round was noted.
+        It is the larger of the medians of the last 11 rounds and of all; infinity before the first figure.
         """
         median = math.inf
         if self.seen:  # of so few `numpy.median` takes a hundred times as long

@@ -64,7 +64,7 @@ _LATE = Missing(
 
 
 def prepared(x: NDArray[np.generic], preparation: Preparation, dtype: torch.dtype) -> Tensor:
-    """Return inputs prepared (`Preparation.apply`), as a tensor of its own."""
+    """Return prepared inputs (`Preparation.apply`), as a tensor of its own."""
     return torch.tensor(preparation.apply(loaded(x), _numpy(dtype)))
 
 
@@ -77,10 +77,10 @@ def inputs_of(x: NDArray[np.generic], preparation: Preparation, dtype: torch.dty
 
 
 def fitted_alone(x: NDArray[np.generic], rules: ColumnRules, y: NDArray[np.generic] | None = None) -> Preparation:
-    """Return the preparation, as `Enrolment` finds it over silos, of rows that one party holds alone.
+    """Return the preparation, as `Enrolment` finds it over silos, for rows that one party holds alone.
 
-    y: targets that are to be scaled, [rows, outputs]; None leaves them.
-    Raises `moretta.errors.ParameterError` for a column without any value, and targets that do not vary.
+    y: targets to scale, [rows, outputs]; None leaves them. Raises `moretta.errors.ParameterError` for a column without
+    any value, and for constant targets.
     """
     if y is not None:
         wide = y.astype(np.float64)
@@ -105,7 +105,7 @@ def _of(
     mean: NDArray[np.float64],
     deviation: NDArray[np.float64],
 ) -> Preparation:
-    """Return what rules make of statistics: only what may be absent is filled in, only what is scaled is scaled."""
+    """Return the preparation by rules and statistics: fills only where values may be absent, scales only where set."""
     scaled = rules.scaled
     return Preparation(
         np.where(rules.fills > 0, fill, 0.0), np.where(scaled, mean, 0.0), np.where(scaled, usable(deviation), 1.0)
@@ -116,10 +116,10 @@ class SiloRows:
     """A silo's rows as tensors, its batches and its half of the enrolment.
 
     Args:
-        of: the rows as arrays, of which lazy ones are read by batch.
-        augment: how inputs, images, are varied at each use (`varied`); empty: not.
-        passes: how those of a batch pass through a model.
-        frozen: the parts of the model that the server sends which are not trained.
+        of: the rows as arrays; lazy ones are read by batch.
+        augment: how images are varied at each use (`varied`); empty for none.
+        passes: how the rows of a batch pass through a model.
+        frozen: the untrained parts of the server's model.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class SiloRows:
         self.take_up()
 
     def take_up(self) -> None:
-        """Prepare rows as `of` has agreed to."""
+        """Prepare rows as `of` has agreed."""
         self.x, self.y = self._prepared(self.of.x), torch.from_numpy(self.of.prepared.scaled(self.of.y)).to(self.device)
 
     @property
@@ -150,7 +150,7 @@ class SiloRows:
         return inputs_of(x, self.of.prepared, self.dtype, self.device)
 
     def prepare_alone(self, rules: ColumnRules, *, targets: bool = False) -> Preparation:
-        """Prepare by one's own columns, and targets, which nobody else has; return how."""
+        """Prepare by the silo's own columns, and targets, which nobody else has; return the preparation."""
         self.of.prepared = fitted_alone(self.of.x, rules, self.of.y if targets else None)
         self.take_up()
         return self.of.prepared
@@ -160,17 +160,17 @@ class SiloRows:
         return self.rows(self.batches.of_round(number, take))
 
     def rows(self, index: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of some rows; call it within `randomness` where inputs are varied."""
+        """Return inputs and targets of some rows; call it within `randomness` if inputs are varied."""
         rows = torch.from_numpy(index).to(self.y.device)
         return varied(self.x[rows], self.augment) if self.augment else self.x[rows], self.y[rows]
 
     def answer(
         self, message: Message, contributor: Contributor, model: nn.Module, statistics: Statistics | None = None
     ) -> Message:
-        """Answer a message of the set-up, or one that asks for a score: of `model`, whose weights that overwrites.
+        """Answer a message of the set-up, or an ask for a score of `model`, whose weights that overwrites.
 
-        statistics: those that are given to the message's group; None for the silo's.
-        Raises `moretta.errors.MisuseError` for any other.
+        statistics: those for the message's group; None for the silo's. Raises `moretta.errors.MisuseError` for any
+        other.
         """
         if (answer := self.frozen.answer(message) or contributor.answer(message)) is not None:
             return answer
@@ -192,10 +192,10 @@ class SiloRows:
         agreed: Sequence[bytes] | None = None,
         own: bytes = b"",
     ) -> Message:
-        """Upload what a model scores on the rows held back, or on those for validation.
+        """Upload a model's score on the held-out rows, or on those for validation.
 
-        blind: as the contributor's. agreed: digests of what those in the sum agreed on; None takes the set-up's. own:
-        a digest of the model, where it is the silo's own.
+        blind: as the contributor's. agreed: digests that the silos of the sum agreed on; None takes the set-up's. own:
+        a digest of the silo's own model.
         """
         held = self.of.scored(ask)
         outputs = modules.outputs_of(model, self._prepared(held.x)).cpu().numpy()
@@ -205,7 +205,7 @@ class SiloRows:
 
     @property
     def generators(self) -> list[torch.Generator]:
-        """Torch's own generators that dropout and augmentation draw from."""
+        """Torch's generators for dropout and augmentation."""
         cuda = self.device.startswith("cuda")
         return [torch.default_generator] + (
             [torch.cuda.default_generators[torch.device(self.device).index or 0]] if cuda else []
@@ -232,14 +232,13 @@ class SiloRows:
 
 
 class Enrolment:
-    """The server's half: what has been agreed with the cohort.
+    """The server's half: what it has agreed with the cohort.
 
-    `setting`: of the run. `columns`: how they are to be prepared. `batch_size`: 0 for all of a silo's rows.
-    `statistics`: the closed list of those that it asks for, and its silos give. `comparison`: of silos' rows with the
-    server's test rows, where it knows whom those are about. `sends_model`: whether rounds send the model, of which what
-    is frozen then travels in the set-up alone.
-    `figures`: of the score that is asked for at the end, none for no score. `most_weight`: of the cohort, an upper
-    bound of the rows that a round uses.
+    `setting`: of the run. `columns`: how to prepare them. `batch_size`: 0 for all of a silo's rows. `statistics`: the
+    closed list that it asks for, and its silos give. `comparison`: of silos' rows with the server's test rows, if their
+    subjects are known. `sends_model`: whether rounds send the model; its frozen part then travels in the set-up alone.
+    `figures`: of the score at the end, none for no score. `most_weight`: of the cohort, an upper bound of a round's
+    rows.
     """
 
     def __init__(
@@ -294,13 +293,13 @@ class Enrolment:
         return None
 
     def moving(self, parameters: Tensors) -> dict[str, Array]:
-        """Return a model's tensors without those that silos were sent in the set-up."""
+        """Return a model's tensors without those that the set-up sent."""
         return {name: value for name, value in parameters.items() if name not in self._frozen}
 
     def scored(self, now: Stamp, outcome: Outcome, parameters: Tensors) -> Exchange[Outcome | Aborted]:
-        """Return the outcome with what it scores on the rows that silos hold back, where that is asked for.
+        """Return the outcome with its score on the silos' held-out rows, if wanted; the end of a server's `finish`.
 
-        parameters: the released ones, or none where each silo scores its own model. The end of a server's `finish`.
+        parameters: the released ones, or none if each silo scores its own model.
         """
         if not self.figures:
             return outcome
@@ -323,10 +322,10 @@ class Enrolment:
     def validation(
         self, now: Stamp, parameters: Callable[[], Tensors], summed: Sequence[str]
     ) -> Exchange[dict[str, float]]:
-        """Return what a round's new model scores on the silos' validation rows, as figures of the round.
+        """Return the score of a round's new model on the silos' validation rows, as figures of the round.
 
-        parameters: gives the model's, where it is scored. summed: the silos in the round's own sum. It is nothing where
-        no score is asked for, and where a silo is away of those that gave the first: see `scoring`.
+        parameters: returns the model's, if it is scored. summed: the silos in the round's own sum. Empty if no score is
+        wanted, or a silo of the first score is away: see `scoring`.
         """
         if not self._setting.validated or not self._setting.spec.run.evaluates(now.round):
             return {}
@@ -341,9 +340,9 @@ class Enrolment:
         return {} if scores is None else {f"validation_{name}": value for name, value in scores[0].items()}
 
     def _tables(self, now: Stamp, parameters: Tensors, scored: Sequence[str], rows: float) -> Exchange[Tensors]:
-        """Return the tables of all silos; none where one is missing: nothing is tried again for them.
+        """Return the tables of all silos; none if one is missing, as nothing is repeated for them.
 
-        scored: the silos that the score is of, with so many rows; over others they help to open no tables.
+        scored: the silos of the score, with these rows; over others they help to open no tables.
         """
         if lost := sorted(set(self.aggregation.cohort) - set(scored)):
             log.warning("%s: the tables of classes are left out: no score is known of %r", now, lost)
@@ -370,7 +369,7 @@ class Enrolment:
         return None
 
     def _gather_statistics(self, now: Stamp) -> Exchange[Aborted | None]:
-        """Ask for what is on the list, matrix by matrix, but for rows, which are counted before."""
+        """Ask for the statistics of the list, matrix by matrix, except rows, which are counted before."""
         for what, (columns, of, may_lack) in self.statistics.matrices.items():
             if what == "rows":
                 continue
@@ -383,7 +382,7 @@ class Enrolment:
         return None
 
     def _find(self, now: Stamp, what: str, columns: int, of: Sequence[int], may_lack: bool) -> Exchange[Aborted | None]:
-        """Find the mean and deviation of a matrix, and what follows from them. columns, of, may_lack: as `moments`."""
+        """Find the mean and deviation of a matrix, and the preparation. columns, of, may_lack: as `moments`."""
         indices = np.array(of, np.int64)
         found_moments = yield from moments(
             self.aggregation, now, columns, what, may_lack=may_lack, of=indices, centers=self._centers
@@ -401,7 +400,7 @@ class Enrolment:
         return None
 
     def _fit(self, now: Stamp, inputs: Moments) -> Exchange[Aborted | None]:
-        """Find how columns are prepared, and the scale of all inputs together then."""
+        """Set the preparation of columns, and the scale of all prepared inputs together."""
         rules, layout = self._rules, self._setting.layout
         if layout is not None:  # nothing was asked of ids, masks and images
             part = Preparation(np.zeros(len(inputs.mean)), inputs.mean, usable(inputs.deviation))
@@ -420,7 +419,7 @@ class Enrolment:
         return None
 
     def state(self) -> State:
-        """Return what was agreed once and for all; keys are agreed afresh."""
+        """Return what was agreed for the whole run; keys are agreed anew."""
         return {
             **{f"input_{name}": value for name, value in self.preparation.figures.items()},
             "scales": np.array([*self.input_scale, self.target_scale]),
@@ -454,7 +453,7 @@ def _scale_of_all(inputs: Moments, prepared: Preparation) -> tuple[float, float]
 
 
 def _dispensable(asked: Exchange[T | Aborted], opening: str) -> Exchange[T | None]:
-    """Return the result of an exchange that a run goes on without; None, with a warning that begins so, for nothing."""
+    """Return the result of a dispensable exchange; None, with a warning that begins so, if it aborts."""
     try:
         outcome = yield from asked
     except PeerError as error:
@@ -468,7 +467,7 @@ def _dispensable(asked: Exchange[T | Aborted], opening: str) -> Exchange[T | Non
 
 
 def refused_by_all(ended: Aborted, cohort: Sequence[str], now: Stamp) -> bool:
-    """Return whether no silo gives a score, as after a restart whose model is another: a finished run goes without."""
+    """Return whether no silo gives a score, as after a restart with another model: a finished run ends without one."""
     whys = [ended.missing.get(silo) for silo in cohort]
     if not all(why is not None and why.reason is Reason.REFUSED for why in whys):
         return False
@@ -477,7 +476,7 @@ def refused_by_all(ended: Aborted, cohort: Sequence[str], now: Stamp) -> bool:
 
 
 def targets(y: NDArray[np.generic], outputs: int, loss: str, silo: str, dtype: torch.dtype) -> Tensor:
-    """Return a silo's targets as the loss wants them, as `targets.encode` has it, as a tensor."""
+    """Return a silo's targets encoded for the loss (`targets.encode`), as a tensor."""
     return torch.from_numpy(encode(y, outputs, loss, silo, _numpy(dtype)))
 
 

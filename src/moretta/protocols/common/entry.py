@@ -1,7 +1,7 @@
 """The entry of a protocol in the registry, so that nothing outside the protocol's folder names it.
 
-Packages that are installed on this machine add protocols and attacks by entry points. An entry point is code of the
-person who installed the package: no run file, message or folder can add one, or choose what is imported.
+Installed packages add protocols and attacks by entry points. The person who installed the package chose that code: no
+run file, message or folder can add an entry point, or choose what is imported.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class Entry:
 
     `name`: in a run file. `label`: for people. `settings`: its class of settings. `roles`: builds its roles, as `build`
     says. `messages`: the module of its messages, MESSAGES. Those in KEYS count as keys and shares, those in SET_UP as
-    set-up, all others as uploads. `claims`: the module whose CLAIMS say who learns what. `commands`: adds its own
-    commands to the shell. `edge`: the module that plays a silo in a process that only runs the model forward
-    (`moretta.protocols.baffle.edge_client`), if any. `leaves`: says what a silo's role leaves at its site alone
+    set-up, all others as uploads. `claims`: the module of its CLAIMS. `commands`: adds its own commands to the shell.
+    `edge`: the module that plays a silo in a process that only runs the model forward
+    (`moretta.protocols.baffle.edge_client`), if any. `leaves`: returns what a silo's role leaves at its site alone
     (`moretta.protocols.common.roles.Left`). `baseline`: other protocols are compared with it. `pooled`: one party has
     all rows, and nothing is summed. `summed`: uploads go through the secure sum. `grids`: silos may hold different
     columns of the same rows. `simulations`: the engines that play all its silos in one process, without messages.
-    `many_machines`: silos may be remote. `takes_all`: every silo takes part in every round.
-    `ring_bits`: the smallest ring that its sums allow. `seeded_start`: silos compute the point that they start from, so
-    it follows from the training seed. `forward_only`: no silo takes a gradient. `judged_by`: where silos have models of
-    their own, the "mean" of their scores or the "worst". `common_model`: ``model.safetensors`` is a model that
-    predicts. `shows_model`: silos see that model in every round, so they may score it on the way.
+    `many_machines`: silos may be remote. `takes_all`: every silo takes part in every round. `ring_bits`: the smallest
+    ring that its sums allow. `seeded_start`: silos compute their starting point, which therefore follows from the
+    training seed. `forward_only`: no silo takes a gradient. `judged_by`: the "mean" or the "worst" of the scores of
+    silos' own models. `common_model`: ``model.safetensors`` is a model that predicts. `shows_model`: silos see that
+    model in every round, so they may score it during the run.
     """
 
     name: str
@@ -94,10 +94,10 @@ def load(reference: str) -> Any:
 
 
 def added(group: str, named: Mapping[str, T], kind: type[T]) -> dict[str, T]:
-    """Return objects by name, and those that other packages' entry points of a group add.
+    """Return objects by name, with those of other packages' entry points of a group.
 
-    An entry point names one of that kind, or several, or a module that holds some. What cannot be imported, or has a
-    name that is taken, is left out with a warning: Moretta works without it.
+    An entry point names one of that kind, or several, or a module with some. One that cannot be imported, or whose name
+    is taken, is left out with a warning.
     """
     objects = dict(named)
     for package, held in installed(group):
@@ -110,7 +110,7 @@ def added(group: str, named: Mapping[str, T], kind: type[T]) -> dict[str, T]:
 
 @cache
 def installed(group: str) -> Sequence[tuple[str, Any]]:
-    """Return what other packages' entry points of a group name, each with its package's name."""
+    """Return the objects of other packages' entry points of a group, each with its package's name."""
     objects = []
     for point in _points(group):
         package = point.dist.name if point.dist else point.module

@@ -1,15 +1,15 @@
-"""Parameters that are not trained travel once, and are known by their digest from then on.
+"""Untrained parameters, which travel once and are then known by their digest.
 
-    server -> silo   AskFrozen    the digest of the tensors that the run leaves as they are
+    server -> silo   AskFrozen    the digest of the run's untrained tensors
     silo -> server   HoldsFrozen  whether it has them
-    server -> silo   TakeFrozen   the tensors themselves, to silos that do not
+    server -> silo   TakeFrozen   the tensors themselves, to silos without them
     silo -> server   HoldsFrozen
 
-These are the end of each set-up of a protocol whose server sends its model; where all parameters are trained, nobody
-sends them. A silo's process that was started anew has none, and is sent them in the set-up that its new keys need. What
-the server sends later has the other tensors alone, and a silo adds those that it holds. The digest is among what a
-set-up agrees on, so all uploads of one sum are of one base. A silo takes tensors only if they have the names, shapes
-and dtypes of its own model's and the digest that was named, and trains only on those named last.
+They end each set-up of a protocol whose server sends its model, if some parameters are untrained. A restarted silo's
+process has none, and receives them in the set-up that its new keys need. Later the server sends only the other tensors,
+and a silo adds its own. The digest is among what a set-up agrees on, so all uploads of one sum share a base. A silo
+takes tensors only if they have the names, shapes and dtypes of its own model and the announced digest, and trains only
+on those announced last.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,14 +22,14 @@ from moretta.secure_aggregation.keystream import digest_of
 
 @message("frozen/ask")
 class AskFrozen(Message):
-    """Say whether you hold the tensors with this digest (`moretta.secure_aggregation.keystream.digest_of`)."""
+    """Report whether you hold the tensors with this digest (`moretta.secure_aggregation.keystream.digest_of`)."""
 
     digest: Digest
 
 
 @message("frozen/take")
 class TakeFrozen(Message):
-    """The tensors whose digest was named."""
+    """The tensors with the announced digest."""
 
     tensors: Tensors
 
@@ -45,7 +45,7 @@ MESSAGES = (AskFrozen, TakeFrozen, HoldsFrozen)
 
 
 def brought(now: Stamp, cohort: Sequence[str], tensors: Tensors, digest: bytes) -> Exchange[Aborted | None]:
-    """Bring the frozen tensors to the silos of a cohort that do not hold them."""
+    """Send the frozen tensors to the silos of a cohort without them."""
 
     def check(silo: str, holds: HoldsFrozen) -> None:
         if not holds.held:
@@ -59,7 +59,7 @@ def brought(now: Stamp, cohort: Sequence[str], tensors: Tensors, digest: bytes) 
 
 
 class Frozen:
-    """What a silo holds of them. kinds: shape and dtype of each that its own model has, by name; empty for none."""
+    """A silo's frozen tensors. kinds: shape and dtype of each in its own model, by name; empty for none."""
 
     def __init__(self, kinds: Mapping[str, tuple[tuple[int, ...], str]]) -> None:
         self._kinds, self._named = kinds, b""
@@ -68,11 +68,11 @@ class Frozen:
 
     @property
     def agreed(self) -> Sequence[bytes]:
-        """The digest that was named last, as part of what the set-up agreed on; nothing where all is trained."""
+        """The digest announced last, as part of the set-up's agreement; empty if all parameters are trained."""
         return (self._named,) if self._kinds else ()
 
     def answer(self, message: Message) -> Message | None:
-        """Answer a message about frozen tensors; None for any other. Raises `moretta.errors.PeerError` for others."""
+        """Answer a message about frozen tensors; None for any other. Raises `moretta.errors.PeerError` for wrong tensors."""
         if not isinstance(message, AskFrozen | TakeFrozen):
             return None
         if not self._kinds:
@@ -91,7 +91,7 @@ class Frozen:
         self._held, self._digest = tensors, self._named
 
     def beside(self, tensors: Tensors) -> Tensors:
-        """Return a model's other tensors together with these. Raises `moretta.errors.PeerError` if it has none."""
+        """Return a model's other tensors with these. Raises `moretta.errors.PeerError` without them."""
         if not self._kinds:
             return tensors
         if not self._digest or self._digest != self._named:

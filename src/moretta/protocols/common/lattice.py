@@ -43,12 +43,12 @@ EXACT_BITS = 50  # of the ring's steps, up to which a product and a quotient of 
 
 @dataclass(frozen=True)
 class Privacy:
-    """The settings of noise: the multiplier sigma, the largest norm C of what one example adds, and delta.
+    """The settings of noise: the multiplier sigma, the largest norm C of one example's contribution, and delta.
 
-    `sharers`: S, the silos whose noise together is that of the mechanism where none is lost; 1 where each silo adds all
-    of it. `losses`: how many of a round's silos may be missing from a sum. `colluding`: c, how many tell the server
-    theirs. `unit`: what it hides, one "row" of a silo, a "group" of its rows, or all that one "silo" uploads. `most`:
-    the largest epsilon that a run may have; None is any. `group_rows`: how many rows of a group a round uses at most.
+    `sharers`: S, the silos whose noise together is the mechanism's if none is lost; 1 if each silo adds all of it.
+    `losses`: the silos of a round that may be missing from a sum. `colluding`: c, the silos that give the server their
+    noise. `unit`: what the noise hides, one "row" of a silo, a "group" of its rows, or all that one "silo" uploads.
+    `most`: the largest epsilon of a run; None is any. `group_rows`: the most rows of a group in a round.
     """
 
     noise: float
@@ -62,17 +62,17 @@ class Privacy:
     colluding: int = 0
 
     def among(self, silos: int, least: int) -> Self:
-        """Return the same for a round of so many silos that add noise together, where its sum has `least` or more."""
+        """Return the same for a round of `silos` silos that share noise, whose sum has `least` or more."""
         return replace(self, sharers=silos - self.colluding, losses=silos - least)
 
 
 @dataclass(frozen=True)
 class Lattice:
-    """The lattice of one upload, and the noise on it.
+    """The lattice of one upload, and its noise.
 
-    `step`: s. `sensitivity`: Delta. `deviation`: sigma_k, in steps, where none of a round's silos is missing; 0 for no
-    noise, which needs no lattice. `noise`: what the silos' noise is to leave in a sum. `most`: the largest magnitude of
-    a silo's noise, in steps, in any cohort.
+    `step`: s. `sensitivity`: Delta. `deviation`: sigma_k, in steps, if no silo of a round is missing; 0 for no noise,
+    which needs no lattice. `noise`: the noise that silos leave in a sum. `most`: the largest magnitude of a silo's
+    noise, in steps, in any cohort.
     """
 
     step: float
@@ -83,7 +83,7 @@ class Lattice:
 
     @classmethod
     def of(cls, privacy: Privacy, entries: int) -> Self:
-        """Return the lattice for uploads of so many numbers, d."""
+        """Return the lattice for uploads of `entries` numbers, d."""
         share, root = privacy.noise * privacy.clip / math.sqrt(privacy.sharers), math.sqrt(entries)
         coarsest = min(COARSEST * privacy.clip / root, share / LEAST_STEPS or math.inf)
         step = math.ldexp(0.5, math.frexp(coarsest)[1])  # the largest power of two that is no larger
@@ -96,12 +96,12 @@ class Lattice:
         return cls(step, sensitivity, math.sqrt(units**2 / privacy.sharers + SMOOTH) if units else 0.0, noise, most)
 
     def check(self, encoding: Mapping[str, int], lot: int) -> float:
-        """Check that a ring adds whole steps of the lattice exactly; return the most steps that it does.
+        """Check that a ring adds whole steps of the lattice exactly; return the most steps that it adds.
 
-        encoding: the fraction bits f by tensor, whose sum is rounded to 2^-f, and the most weight, which is passed
-        over; empty where sums are in the clear. lot: how many rows are expected to be summed up.
-        Raises `moretta.errors.ParameterError`, saying what to change; `moretta.errors.PeerError` for fraction bits that
-        no limit leads to.
+        encoding: the fraction bits f by tensor, whose sum is rounded to 2^-f, and the most weight, which is ignored;
+        empty for sums in the clear. lot: the expected number of summed rows.
+        Raises `moretta.errors.ParameterError` with the remedy, and `moretta.errors.PeerError` for fraction bits that no
+        limit yields.
         """
         bits_of = {name: bits for name, bits in encoding.items() if name != MOST_WEIGHT}
         for name, bits in bits_of.items():
@@ -124,7 +124,7 @@ class Lattice:
         return most - self.most
 
     def noised(self, total: NDArray[np.float64], most: float, drawn: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return a sum on the lattice with noise, as real numbers. most: what `check` returned. drawn: the noise."""
+        """Return a sum on the lattice with noise, as real numbers. most: as of `check`. drawn: the noise."""
         if not self.deviation:
             return total
         steps = np.clip(np.rint(total.reshape(-1) / self.step), -most, most).astype(np.int64)
@@ -134,7 +134,7 @@ class Lattice:
     def range(self, limit: float, most_weight: int) -> float:
         """Return the limit of the 64-bit ring's entries under which `check` passes: at least `limit`.
 
-        most_weight: of all silos' lots. A ring of 32 bits has no steps too many, and keeps its limit.
+        most_weight: of all silos' lots. A ring of 32 bits has no surplus steps, and keeps its limit.
         """
         if not self.deviation:
             return limit
@@ -142,5 +142,5 @@ class Lattice:
         return max(limit, math.ldexp(2 * self.sensitivity + noise, 64 - EXACT_BITS))
 
     def facts(self) -> dict[str, float | str]:
-        """Return where sums are rounded to, and what one row moves them by, for ``result.json``."""
+        """Return the rounding of sums, and how far one row moves them, for ``result.json``."""
         return {"lattice_step": self.step, "sensitivity": self.sensitivity}

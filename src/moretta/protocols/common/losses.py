@@ -18,18 +18,17 @@ from moretta.secure_aggregation.sums import Sum
 
 
 def density_of(total: Sum, class_weights: Sequence[float]) -> float:
-    """Return by what the means of a sum are divided, as `usable_density`; 1 where silos weigh by their rows."""
+    """Return the divisor of a sum's means, as `usable_density`; 1 if silos weigh by their rows."""
     if "density" not in total.means:
         return 1.0
     return usable_density(float(total.means["density"]), total.steps["density"], class_weights)
 
 
 def usable_density(mean: float, step: float, class_weights: Sequence[float]) -> float:
-    """Return the silos' mean of D_k / N_k, by which sums are divided. Raises ParameterError where it cannot be.
+    """Return the silos' mean of D_k / N_k, which divides sums. Raises ParameterError if it cannot be one.
 
-    step: the largest error of fixed point. The mean is one of class weights, or of ones where targets are
-    probabilities. A value outside these is some silo's doing and could blow up every step, so the nearest possible
-    value is taken.
+    step: the largest error of fixed point. The mean is of class weights, or of ones if targets are probabilities. Some
+    silo caused a value outside these, which could spoil every step, so the nearest possible value replaces it.
     """
     slack = step + 1e-9 * max(1.0, *class_weights)  # of the mean itself, in float64
     mean = min(max(mean, min(1.0, *class_weights) - slack), max(1.0, *class_weights) + slack)
@@ -42,7 +41,7 @@ def usable_density(mean: float, step: float, class_weights: Sequence[float]) -> 
 
 
 def chances(targets: Tensor) -> Tensor:
-    """Return targets of sum 1 at each position, 0 where it does not count, of weighted ones [..., classes]."""
+    """Return weighted targets [..., classes] with sum 1 at each position, 0 at those that do not count."""
     shares: Tensor = targets / targets.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(targets.dtype).tiny)
     return shares
 
@@ -77,7 +76,7 @@ class Loss:
         return nn.functional.cross_entropy(outputs, targets, weight=weights, label_smoothing=self.smoothing)
 
     def of_each(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss of each of several batches, [batches], as one by one.
+        """Return the mean loss of each of several batches, [batches], as of each alone.
 
         outputs: [batches, B, outputs]; targets: the same, or int64[batches, B].
         """
