@@ -31,7 +31,7 @@ REFERENCE = "fedsgd"  # other protocols' final weights are compared with its
 
 
 def entry_of(protocol: Training) -> Entry:
-    """Return the entry of a protocol by its settings. Raises `moretta.errors.ParameterError` for one not listed."""
+    """Return the entry of a protocol's settings. Raises `moretta.errors.ParameterError` for unlisted ones."""
     name: str = getattr(protocol, "name", "")
     if name not in ENTRIES:
         raise ParameterError(
@@ -42,18 +42,18 @@ def entry_of(protocol: Training) -> Entry:
 
 
 def build(setting: Setting) -> Roles:
-    """Build the roles of a protocol. Raises `moretta.errors.ParameterError` where model, data and loss do not fit."""
+    """Build the roles of a protocol. Raises `moretta.errors.ParameterError` if model, data and loss do not fit."""
     return entry_of(setting.spec.protocol).build(setting)
 
 
 def edge_of(protocol: Training) -> Any:
-    """Return the module that plays a silo of this protocol in a process without PyTorch; None where it has none."""
+    """Return the module that plays a silo of this protocol without PyTorch; None if it has none."""
     entry = entry_of(protocol)
     return importlib.import_module(entry.edge) if entry.edge else None
 
 
 def check_edge_packages() -> None:
-    """Raise `moretta.errors.MissingExtra` where the packages that run silos without PyTorch are missing."""
+    """Raise `moretta.errors.MissingExtra` if the packages of silos without PyTorch are missing."""
     for entry in ENTRIES.values():
         if entry.edge:
             edge = importlib.import_module(entry.edge)
@@ -61,7 +61,7 @@ def check_edge_packages() -> None:
 
 
 def claims_of(protocol: str) -> Sequence[Claim]:
-    """Return who learns what under a protocol, in the order of a report; empty for one that is not listed."""
+    """Return the claims of a protocol, in the order of a report; empty for an unlisted one."""
     if protocol not in ENTRIES:
         return ()
     claims = importlib.import_module(ENTRIES[protocol].claims).CLAIMS

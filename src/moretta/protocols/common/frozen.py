@@ -72,7 +72,7 @@ class Frozen:
         return (self._named,) if self._kinds else ()
 
     def answer(self, message: Message) -> Message | None:
-        """Answer a message about frozen tensors; None for any other. Raises `moretta.errors.PeerError` for wrong tensors."""
+        """Answer a message about frozen tensors; None for others. Raises `moretta.errors.PeerError` for wrong ones."""
         if not isinstance(message, AskFrozen | TakeFrozen):
             return None
         if not self._kinds:

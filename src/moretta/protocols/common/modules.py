@@ -55,7 +55,7 @@ DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "float64": torch.
 
 
 def arrays(module: nn.Module, dtype: torch.dtype | None = None) -> dict[str, Array]:
-    """Return copies of all parameters and buffers by PyTorch's names. dtype: of those in floating point, if given."""
+    """Return copies of all parameters and buffers by PyTorch's names. dtype: of floating-point ones, if given."""
     copies, on_cpu = dict[str, Array](), True
     state = module.state_dict()
     for name, tensor in state.items():
@@ -67,7 +67,7 @@ def arrays(module: nn.Module, dtype: torch.dtype | None = None) -> dict[str, Arr
 
 
 def with_tensors(module: nn.Module, tensors: Tensors, dtype: torch.dtype) -> nn.Module:
-    """Return a copy of a module of the CPU that has other tensors, in their own memory. dtype: of buffers beside them.
+    """Return a copy of a CPU module with other tensors, in their own memory. dtype: of buffers beside them.
 
     tensors: writable arrays for all names of the module's state_dict.
     """
@@ -97,10 +97,7 @@ def load(module: nn.Module, tensors: Tensors) -> None:
 
 
 def on_device(arrays: Tensors, device: torch.device) -> dict[str, Tensor]:
-    """Return arrays as tensors that are only read: on the CPU mostly in their own memory, on another by one copy.
-
-    That is one for each dtype.
-    """
+    """Return arrays as read-only tensors: on the CPU mostly in their own memory, elsewhere one copy for each dtype."""
     tensors = dict[str, Tensor]()
     for name, array in arrays.items():
         tensors[name] = torch.from_numpy(array) if array.flags.writeable else torch.tensor(array)
@@ -108,7 +105,7 @@ def on_device(arrays: Tensors, device: torch.device) -> dict[str, Tensor]:
 
 
 def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
-    """Return tensors as arrays: of the CPU in their own memory, of another device by one copy for each dtype."""
+    """Return tensors as arrays: on the CPU in their own memory, from elsewhere by one copy for each dtype."""
     arrays = dict[str, Array]()
     for name, tensor in tensors.items():
         if tensor.device.type != "cpu":
@@ -118,7 +115,7 @@ def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
 
 
 def _moved(tensors: Mapping[str, Tensor], move: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-    """Return tensors of one device on another: all of one dtype in one copy, whose parts they are."""
+    """Return one device's tensors on another, as parts of one copy for each dtype."""
     alike: defaultdict[torch.dtype, list[str]] = defaultdict(list)
     for name, tensor in tensors.items():
         alike[tensor.dtype].append(name)
@@ -131,9 +128,9 @@ def _moved(tensors: Mapping[str, Tensor], move: Callable[[Tensor], Tensor]) -> d
 
 
 def read_state_dict(path: Path) -> dict[str, Array]:
-    """Return a state_dict from a .safetensors file, or from a .pt file without running any code in it.
+    """Return a state_dict from a .safetensors file, or from a .pt file without running its code.
 
-    Raises `moretta.errors.ParameterError` for a file that is neither.
+    Raises `moretta.errors.ParameterError` for any other file.
     """
     try:
         if path.suffix == ".safetensors":
@@ -158,17 +155,17 @@ def schema(module: nn.Module) -> str:
 
 
 def size(module: nn.Module) -> int:
-    """Return how many numbers a module's parameters have in all."""
+    """Return the number of numbers in a module's parameters."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that are trained, by name; a tied one once."""
+    """Return the trained parameters by name, a tied one once."""
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
 def frozen(module: nn.Module) -> dict[str, Array]:
-    """Return the parameters that are not trained, under each of their names."""
+    """Return the untrained parameters, under each of their names."""
     parameters = module.named_parameters(remove_duplicate=False)
     names = {name for name, parameter in parameters if not parameter.requires_grad}
     return {name: value for name, value in arrays(module).items() if name in names} if names else {}
@@ -182,7 +179,7 @@ def gradient(
     phase: Phase = no_phase,
     passes: Passes = WHOLE,
 ) -> tuple[dict[str, Tensor], float]:
-    """Return the gradient of a batch's mean loss by the name of each parameter that is trained, and the loss."""
+    """Return the gradient of a batch's mean loss by the name of each trained parameter, and the loss."""
     inputs, targets = batch
     total, mean = dict[str, Tensor](), 0.0
     for some, share in passes.shares(loss, targets):
@@ -227,7 +224,7 @@ def take_buffers(module: nn.Module, means: Tensors) -> None:
 
 
 def out_of_place(model: nn.Module) -> nn.Module:
-    """Have a model's layers write to no input, and return it: the first one's is the rows themselves."""
+    """Return the model with layers that write to no input: the first one's input is the rows themselves."""
     for layer in model.modules():
         if getattr(layer, "inplace", False) and not isinstance(layer, torch.jit.ScriptModule):  # it is constant there
             layer.inplace = False  # type: ignore[assignment]
@@ -236,9 +233,9 @@ def out_of_place(model: nn.Module) -> nn.Module:
 
 @final
 class LazyTensor:
-    """Lazy rows in the place of a tensor [rows, ...]; an index or a slice of it is a tensor of those rows alone.
+    """Lazy rows in place of a tensor [rows, ...]; an index or a slice is a tensor of those rows alone.
 
-    make: from rows as they are read to the tensor that a model takes.
+    make: turns rows as read into the model's tensor.
     """
 
     def __init__(self, rows: LazyRows, make: Callable[[NDArray[np.float32]], Tensor]) -> None:
@@ -255,14 +252,14 @@ Inputs = Tensor | LazyTensor
 
 
 def chunks(inputs: Inputs, most: int = CHUNK) -> Iterator[Tensor]:
-    """Yield inputs [rows, ...] in order, as many rows at a time as a forward without gradients takes, or fewer."""
+    """Yield inputs [rows, ...] in order, at most `most` rows at a time."""
     step = min(most, max(1, CHUNK_NUMBERS // max(1, math.prod(inputs.shape[1:]))))
     yield from (inputs[start : start + step] for start in range(0, max(1, len(inputs)), step))
 
 
 @torch.no_grad()
 def outputs_of(model: nn.Module, inputs: Inputs, at_a_time: int = CHUNK) -> Tensor:
-    """Return the outputs of a model in eval mode, [rows, outputs], at most so many rows at a time."""
+    """Return the outputs of a model in eval mode, [rows, outputs], at most `at_a_time` rows at a time."""
     was_training = model.training
     model.eval()
     parts = chunks(inputs, at_a_time)
@@ -273,7 +270,7 @@ def outputs_of(model: nn.Module, inputs: Inputs, at_a_time: int = CHUNK) -> Tens
 
 
 class Optimizer:
-    """PyTorch's SGD or Adam, stepping along gradients that come as arrays, at the rate of the round.
+    """PyTorch's SGD or Adam, with gradients as arrays, at the rate of the round.
 
     rounds: of the whole run, over which the rate's schedule spreads.
     """
@@ -317,8 +314,8 @@ class Optimizer:
 def take_step(parameter: Tensor, gradient: Tensor, kept: dict[str, Tensor], rate: float, params: Training) -> None:
     """Move a parameter along its gradient, by the optimizer, momentum and weight decay of `params`.
 
-    gradient: of the parameter's shape, dtype and device; not written to. kept: what the parameter's next step needs of
-    earlier ones, empty before the first; written to, under the names that `torch.optim` gives.
+    gradient: of the parameter's shape, dtype and device; not written to. kept: the optimizer's state of this parameter,
+    empty before the first step; written to, under the names of `torch.optim`.
     """
     if params.weight_decay:
         gradient = gradient.add(parameter, alpha=params.weight_decay)

@@ -1,7 +1,7 @@
-"""A silo's lots and its share of the noise, where uploads are differentially private. Needs no torch.
+"""A silo's lots and its share of the noise, for differentially private uploads. Needs no torch.
 
-Every draw follows from the silo's secret root, the take, and a digest of everything that the upload depends on. So the
-same question has the same answer, and no two sums have the same noise at another scale.
+Every draw follows from the silo's secret root, the take, and a digest of everything that the upload depends on. So
+equal asks have equal answers, and no two sums have the same noise at another scale.
 """
 
 import hashlib
@@ -30,16 +30,16 @@ from moretta.secure_aggregation.sums import Query, Shapes
 
 @dataclass(frozen=True)
 class Sums:
-    """What a noised upload goes into: a silo's half of the sum, and the query that the upload answers."""
+    """The sum of a noised upload: a silo's half of it, and the query that the upload answers."""
 
     contributor: Contributor
     asked: Query
 
     @classmethod
     def of(cls, contributor: Contributor, asked: Query) -> Self:
-        """Return the same, with the cohort in what the silo keeps of the query; check it against this.
+        """Return the same, with the cohort added to the silo's record of the query; check it against this record.
 
-        How large noise is follows from the cohort. So in another one the silo refuses the sum of a take that it has
+        The size of noise follows from the cohort. So in another cohort the silo refuses the sum of a take that it has
         helped to open: that would be the same lot's under other noise.
         """
         members = contributor.members
@@ -48,7 +48,7 @@ class Sums:
 
     @property
     def bound(self) -> tuple[bytes, ...]:
-        """What noise is bound to beside its purpose: the cohort and the query. Nothing where each upload is seen."""
+        """The cohort and the query, to which noise is bound beside its purpose; empty if each upload is seen."""
         return (self.asked.own, self.asked.digest) if self.asked.own else ()
 
 
@@ -57,14 +57,14 @@ class SiloNoise:
 
     Args:
         privacy: The settings of the noise.
-        rows: How many the silo has.
-        batch_size: The expected lot, 0 for all rows. Where the unit is a silo, its whole update is the one in the lot.
+        rows: The silo's number of rows.
+        batch_size: The expected lot, 0 for all rows. If the unit is a silo, its whole update is the lot's one element.
         root: Lots and noise derive from it; it is kept in the silo's checkpoint.
         settings: A digest of all settings of uploads, to which lots and noise are bound.
-        groups: The rows of each group, where the unit is a group; lots are then of groups.
+        groups: The rows of each group, if the unit is a group; lots are then of groups.
 
-    lot: the expected lot, L_k. rate: q_k, the chance of a row, or a group, to be in
-    it. releases: those the silo helped to open. removable: what may be taken off again of the noise drawn last.
+    lot: the expected lot, L_k. rate: q_k, the chance of a row, or a group, to be in it. releases: those that the silo
+    helped to open. removable: the removable parts of the last noise.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class SiloNoise:
         self.lot, self.rate, self.releases = self._lots.expected, self._lots.rate, OwnReleases()
 
     def purpose(self, now: Stamp, *of: int | str | bytes) -> Purpose:
-        """Return the purpose for which one upload's lot and noise are drawn. of: see `purpose_of`."""
+        """Return the purpose of one upload's lot and noise. of: see `purpose_of`."""
         return purpose_of(now, self._settings, *of)
 
     def rows_of_lot(self, *purpose: int | str | bytes) -> NDArray[np.int64]:
@@ -91,10 +91,10 @@ class SiloNoise:
         return self.lot_of(*purpose)[0]
 
     def lot_of(self, *purpose: int | str | bytes) -> tuple[NDArray[np.int64], list[int]]:
-        """Return the indices of the rows in the lot, and how many rows each contribution to the sum has, in order.
+        """Return the indices of the rows in the lot, and the number of rows of each contribution to the sum, in order.
 
-        A row is a contribution by itself, or a group is: the mean of at most `group_rows` of its rows, which are drawn
-        in secret too. A group's draw depends on no other group.
+        A contribution is a row, or a group: the mean of at most `group_rows` of its rows, which are drawn in secret
+        too. A group's draw depends on no other group.
         """
         drawn = self._lots.draw(self.root, *purpose)
         if not self._groups:
@@ -104,10 +104,10 @@ class SiloNoise:
         return np.concatenate([drawn[:0], *parts]), list(map(len, parts))
 
     def uploading(self, now: Stamp, *of: int | str | bytes) -> None:
-        """Note the upload that is about to be sent. of: see `moretta.protocols.common.releases.Releases.add`.
+        """Note an upload before it is sent. of: see `moretta.protocols.common.releases.Releases.add`.
 
-        Raises `moretta.errors.ParameterError` where its sum would pass the bound of epsilon. The silo's own count
-        decides, whatever the server says of its own; the last upload may be sent again.
+        Raises `moretta.errors.ParameterError` if its sum would exceed the bound of epsilon. The silo's own count
+        decides, not the server's; the last upload may be sent again.
         """
         accountant = None if self.privacy.most is None else Accountant(self.privacy, self.rate)
         again = self.releases.is_last(now, *of)
@@ -139,8 +139,8 @@ class SiloNoise:
         """Return a whole update, clipped to C over all its tensors, with the silo's share of the noise.
 
         Entries that are not finite count as 0. of: what the update follows from. The noise is bound to the update too:
-        a silo may step otherwise when a take is asked again, as on a GPU, and two uploads under one noise would show
-        the difference. Raises as `uploading` and `noised`.
+        a silo may step differently when a take is asked for again, as on a GPU, and two uploads under one noise would
+        show the difference. Raises as `uploading` and `noised`.
         """
         clipped = {name: np.array(value, np.float64) for name, value in update.items()}
         with np.errstate(over="ignore"):  # an infinite norm leaves nothing of the update
@@ -160,10 +160,10 @@ class SiloNoise:
         *purpose: int | str | bytes,
         sums: Sums | None = None,
     ) -> dict[str, NDArray[np.float64]]:
-        """Return what is uploaded of clipped sums over the lot: (sum + noise) / lot, by name.
+        """Return the upload for clipped sums over the lot: (sum + noise) / lot, by name.
 
-        encoding: how the sum over silos will be rounded. sums: that it goes into; None sizes noise for all silos of a
-        round, of whom none may be lost. Raises as `Lattice.check`.
+        encoding: how the sum over silos will be rounded. sums: the upload's sum; None sizes noise for all silos of a
+        round, none of them lost. Raises as `Lattice.check`.
         """
         lattice = Lattice.of(self.privacy, sum(total.size for total in totals.values()))
         most, shapes = lattice.check(encoding, self.lot), {name: total.shape for name, total in totals.items()}
@@ -175,7 +175,7 @@ class SiloNoise:
     def _drawn(
         self, lattice: Lattice, shapes: Shapes, sums: Sums | None, *purpose: int | str | bytes
     ) -> Mapping[str, NDArray[np.int64]]:
-        """Draw the noise of one upload, by name; `removable` is what of it may be taken off again."""
+        """Draw the noise of one upload, by name; `removable` becomes its removable parts."""
         levels = lattice.noise.levels(self.privacy.sharers + self.privacy.colluding, 0)
         if sums is not None:
             levels = sums.contributor.levels(lattice.noise)
@@ -192,19 +192,19 @@ class SiloNoise:
         return drawn
 
     def upload(self, now: Stamp, tensors: Tensors, encoding: Mapping[str, int], sums: Sums) -> Message:
-        """Return the upload of what `noised` returned last. Raises as `KeyedContributor.upload`."""
+        """Return the upload of the last result of `noised`. Raises as `KeyedContributor.upload`."""
         part: dict[str, Any] = {} if self.removable is None else {"noise": self.removable}
         return sums.contributor.upload(now, tensors, self.lot, encoding, asked=sums.asked, **part)
 
     def facts(self, left_out: str = "") -> dict[str, float | str]:
         """Return the privacy of the silo's own rows, by its own count and rate (`Accountant.facts`).
 
-        left_out: where its rows were used beside its uploads.
+        left_out: uses of its rows beside its uploads.
         """
         return Accountant(self.privacy, self.rate, left_out).facts(self.releases.counted.count)
 
     def state(self) -> State:
-        """Return the secret root, from which lots and noise follow, and what was released."""
+        """Return the secret root of lots and noise, and the releases."""
         return {"secret_root": self.root.reveal(), **self.releases.counted.state()}
 
     def restore(self, state: State) -> None:

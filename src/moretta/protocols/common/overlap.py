@@ -40,9 +40,9 @@ DIGEST_BYTES = 16  # of HMAC-SHA256: two of a million ids and a million others a
 
 @message("enrolment/ask-apart")
 class AskApart(Message):
-    """Say whether a row that you train on is about whom my test rows are about.
+    """Report whether you train on a row whose subject is among my test rows'.
 
-    key: 32 bytes. ids, groups: uint8[different ones, 16], the first bytes of HMAC-SHA256 of each, sorted.
+    key: 32 bytes. ids, groups: uint8[distinct ones, 16], the first bytes of HMAC-SHA256 of each, sorted.
     """
 
     key: Annotated[bytes, length(KEY_BYTES)]
@@ -58,14 +58,14 @@ class AskApart(Message):
 
 @message("enrolment/apart")
 class Apart(Message):
-    """None of my training rows is."""
+    """No training row of mine is."""
 
 
 MESSAGES = (AskApart, Apart)
 
 
 class Comparison:
-    """The server's half. tested: whom its test rows are about."""
+    """The server's half. tested: the subjects of its test rows."""
 
     def __init__(self, tested: Subjects) -> None:
         names = {
@@ -92,8 +92,8 @@ def compared(ask: AskApart, own: Subjects, answers: Answers) -> Apart:
     """Return that no row is shared: the silo's half.
 
     Args:
-        own: whom the silo's training rows are about.
-        answers: what the silo has answered; one list, as often as it is asked.
+        own: the subjects of the silo's training rows.
+        answers: the silo's earlier answers; one list, however often it is asked.
 
     Raises:
         moretta.errors.RowsError: some rows are shared.
@@ -125,7 +125,7 @@ def _digest(key: bytes, what: str, value: str) -> bytes:
 
 
 def _sorted(key: bytes, what: str, values: Sequence[str]) -> NDArray[np.uint8]:
-    """Return the digest of each different value, in an order that says nothing of the rows'."""
+    """Return the digest of each distinct value, in an order independent of the rows'."""
     digests = sorted(_digest(key, what, value) for value in values)
     return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, DIGEST_BYTES)
 

@@ -61,7 +61,7 @@ def imported(function: Function | str, base: Path = Path(), agreed: Container[st
 
 
 def of_rows(function: Function, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss of each row, [rows]. Raises `moretta.errors.ParameterError` where that is not what comes."""
+    """Return the loss of each row, [rows]. Raises `moretta.errors.ParameterError` for anything else."""
     import torch
 
     losses = function(outputs, targets)
@@ -75,7 +75,7 @@ def of_rows(function: Function, outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def of_arrays(function: Function) -> Callable[[Array, Array], Array]:
-    """Return the same of arrays, in float64 and without gradients."""
+    """Return the same function of arrays, in float64 and without gradients."""
 
     def losses(outputs: Array, targets: Array) -> Array:
         import torch
@@ -97,10 +97,10 @@ def check(
     differentiable: bool,
     targets: Array | None = None,
 ) -> None:
-    """Try a loss on made-up outputs. Raises `moretta.errors.ParameterError` where it cannot be trained on.
+    """Try a loss on made-up outputs. Raises `moretta.errors.ParameterError` if it cannot be trained on.
 
-    targets: some of a silo's own, as it has them; None makes some up. outputs: of the model. loss: the built-in one,
-    which encodes targets. dtype: torch's, of the run. differentiable: whether silos need its gradient.
+    targets: some of a silo's own; None makes some up. outputs: of the model. loss: the built-in one, which encodes
+    targets. dtype: torch's, of the run. differentiable: whether silos need its gradient.
     """
     import torch
 

@@ -35,9 +35,9 @@ SAME = 1e-4  # relative, between gradients with and without recomputing: roundin
 
 @dataclass(frozen=True)
 class Passes:
-    """How the rows of a batch pass.
+    """How the rows of a batch pass through a model.
 
-    rows: at a time; None: all. recomputes: whether blocks are. autocast: whether operations are in bfloat16.
+    rows: at a time; None: all. recomputes: whether blocks are recomputed. autocast: whether operations are in bfloat16.
     """
 
     rows: int | None = None
@@ -45,19 +45,19 @@ class Passes:
     autocast: bool = False
 
     def parts(self, rows: int) -> list[slice]:
-        """Return which of a batch's rows go through the model together."""
+        """Return the rows of a batch that pass together."""
         step = self.rows or max(1, rows)
         return [slice(start, start + step) for start in range(0, max(1, rows), step)]
 
     def shares(self, loss: Loss, targets: Tensor) -> Iterator[tuple[slice, float]]:
-        """Yield those rows, and which part of D they have; 1 for all of them."""
+        """Yield those rows with their part of D; 1 for all of them."""
         parts = self.parts(len(targets))
         weights = [len(targets[some]) * loss.density(targets[some]) for some in parts] if len(parts) > 1 else [1.0]
         yield from ((some, weight / (sum(weights) or 1.0)) for some, weight in zip(parts, weights, strict=True))
 
     @contextmanager
     def through(self, model: nn.Module, left_out: str | None = None) -> Iterator[None]:
-        """Have what runs forward within it pass so. left_out: a layer whose block is run as ever."""
+        """Have forward passes within it run so. left_out: a layer whose block runs normally."""
         with ExitStack() as stack:
             if self.autocast:
                 stack.enter_context(torch.autocast(next(model.parameters()).device.type, torch.bfloat16))
@@ -66,7 +66,7 @@ class Passes:
             yield
 
     def check(self, model: nn.Module, x: Tensor) -> None:
-        """Raise `moretta.errors.ParameterError` where a model cannot pass so. x: a few rows."""
+        """Raise `moretta.errors.ParameterError` if a model cannot pass so. x: a few rows."""
         if self.rows is not None:
             refuse_mixing(model, "[engine] micro-batch takes some rows of a batch at a time")
         if not self.recomputes:
@@ -92,7 +92,7 @@ WHOLE = Passes()
 
 
 def refuse_mixing(model: nn.Module, because: str, *, frozen: bool = False) -> None:
-    """Raise `moretta.errors.ParameterError`, naming the layer, for one that looks across the rows of a batch.
+    """Raise `moretta.errors.ParameterError`, naming the layer, for one that mixes the rows of a batch.
 
     frozen: whether one that stays in evaluation mode counts too.
     """
@@ -110,7 +110,7 @@ def refuse_mixing(model: nn.Module, because: str, *, frozen: bool = False) -> No
 def blocks_of(model: nn.Module, left_out: str | None = None) -> list[nn.Module]:
     """Return the blocks of a model: members of containers that have layers of their own, outermost first.
 
-    One with more than `LARGEST_BLOCK` of the model is looked into. left_out: a layer that is in none of them.
+    A block with more than `LARGEST_BLOCK` of the model is searched for smaller ones. left_out: a layer to leave out.
     """
     whole = sum(tensor.numel() for tensor in model.parameters())
     left = None if left_out is None else model.get_submodule(left_out)
@@ -149,9 +149,9 @@ def _recomputed(block: nn.Module) -> Iterator[None]:
 
 
 class Replayed(AbstractContextManager[None]):
-    """Has a module run again from the buffers and random numbers that it had when this was made.
+    """Has a module run again from the buffers and random numbers at this object's creation.
 
-    It leaves those that it finds. It may be entered often.
+    It restores the present ones afterwards. It may be entered repeatedly.
     """
 
     def __init__(self, module: nn.Module) -> None:

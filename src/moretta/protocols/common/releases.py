@@ -38,9 +38,9 @@ R = TypeVar("R")
 
 
 class Releases:
-    """Counts releases; the same one, asked for again, is counted once.
+    """Counts releases; a repeated one is counted once.
 
-    write: called with a line of text for each, returns once that is on disk; set by anyone who keeps files.
+    write: called with a line of text for each, returns once it is on disk; set by the owner of the files.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Releases:
         self._known = dict[bytes, None]()  # the last `KNOWN`, oldest first
 
     def add(self, now: Stamp, *of: int | str | bytes) -> None:
-        """Count the release of a take. of: what its sum follows from beside the take, and who is in it."""
+        """Count the release of a take. of: what its sum follows from beside the take, and its silos."""
         parts = encode_purpose("release", now.run, now.round, now.take, *of)
         key = hashlib.sha256(parts).digest()[:KEY_BYTES]
         if key not in self._known:
@@ -63,9 +63,9 @@ class Releases:
             del self._known[next(iter(self._known))]
 
     def read(self, line: str) -> None:
-        """Restore a line that was written: the number of the release, its round, its take and its key.
+        """Restore a written line: the release's number, round, take and key.
 
-        Raises `moretta.errors.ParameterError` for anything else, or where one before it is missing.
+        Raises `moretta.errors.ParameterError` for anything else, or if an earlier one is missing.
         """
         words = line.split()
         try:
@@ -85,7 +85,7 @@ class Releases:
         return {"releases": self.count.to_bytes(8, "big") + b"".join(self._known)}
 
     def restore(self, state: State) -> None:
-        """Restore what `state` returned, unless more was released since, which going back does not undo."""
+        """Restore what `state` returned, unless more was released since, which a return does not undo."""
         kept = bytes(state["releases"])
         if int.from_bytes(kept[:8], "big") >= self.count:
             self.count = int.from_bytes(kept[:8], "big")
@@ -94,10 +94,10 @@ class Releases:
 
 
 def counted(exchange: Exchange[R], releases: Releases, now: Stamp, *of: int | str | bytes) -> Exchange[R]:
-    """Play the exchange of a sum, and count its take before what opens it is asked for.
+    """Play the exchange of a sum, and count its take before the ask that opens it.
 
-    of: what the uploads follow from, as the server knows it. Who is in the sum is added, except where each upload is
-    seen by itself: then it does not matter who else was asked.
+    of: what the uploads follow from, as the server knows it. The sum's silos are added, except if each upload is seen
+    by itself: then the other silos do not matter.
     """
 
     def note(ask: Ask) -> None:
@@ -130,16 +130,16 @@ class OwnReleases:
         self._upload: tuple[Stamp, tuple[int | str | bytes, ...]] | None = None  # the last one, as long as it is closed
 
     def uploaded(self, now: Stamp, *of: int | str | bytes) -> None:
-        """Note the upload that is about to be sent. of: see `Releases.add`."""
+        """Note an upload before it is sent. of: see `Releases.add`."""
         self._upload = now, of
 
     def is_last(self, now: Stamp, *of: int | str | bytes) -> bool:
-        """Return whether this upload is the last one, whatever the attempt."""
+        """Return whether this upload is the last one, in any attempt."""
         return self._upload is not None and (self._upload[0].drawn, self._upload[1]) == (now.drawn, of)
 
     @contextmanager
     def sent(self) -> Iterator[None]:
-        """Count the last upload if it is refused for its range: the refusal is seen, and tells of noised values."""
+        """Count the last upload if its range is refused: others see the refusal, which depends on noised values."""
         try:
             yield
         except RangeError:
@@ -148,10 +148,10 @@ class OwnReleases:
             raise
 
     def answered(self, asked: Message, answer: Message) -> None:
-        """Count the last upload where the answer helps to open its sum.
+        """Count the last upload if the answer helps to open its sum.
 
-        Statistics have no noise to count: the silo records each by name (`moretta.secure_aggregation.one_sum`), and
-        states with its epsilon what that leaves out (`moretta.protocols.common.statistics.without_noise`).
+        Statistics have no noise to count: the silo records each by name (`moretta.secure_aggregation.one_sum`), and its
+        stated epsilon names what it leaves out (`moretta.protocols.common.statistics.without_noise`).
         """
         self.run = asked.stamp.run
         if self._upload is None or asked.stamp != self._upload[0]:

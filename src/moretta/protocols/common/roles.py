@@ -1,4 +1,4 @@
-"""The roles of one run, and what they are built from, whatever the protocol: rows, sums, the enrolment of a cohort."""
+"""The roles of one run, and the parts that all protocols build them from: rows, sums, the enrolment of a cohort."""
 
 import hashlib
 import math
@@ -32,13 +32,12 @@ from moretta.secure_aggregation.schemes import aggregator
 class Roles:
     """The roles of one run.
 
-    `preparation`: says how inputs are prepared, once that is agreed on. `scheme`: of the secure sums. `least`: the
-    fewest silos that a round may have. `models`: the current models: the common one under the empty name, or each
-    silo's own under its name. `displacement`: D of confined models, taken as a model of its own. `scores`: the scores
-    that participants in this process have read, where the server does not read them. `warnings`: sentences for anyone
-    who runs this about who takes part. `accountant`: where silos add noise. `counted`: what a look before training has
-    counted at all silos. `gather`, `spread`: where clients run in other processes, bring the clients here to those
-    states, and back.
+    `preparation`: returns the preparation of inputs, once agreed. `scheme`: of the secure sums. `least`: the fewest
+    silos of a round. `models`: the current models: the common one under the empty name, or each silo's own under its
+    name. `displacement`: D of confined models, as a model of its own. `scores`: the scores that local participants have
+    read, if the server does not read them. `warnings`: sentences for the user about who takes part. `accountant`: if
+    silos add noise. `counted`: what a look before training has counted at all silos. `gather`, `spread`: bring local
+    clients to the states of those in other processes, and back.
     """
 
     server: Server
@@ -61,8 +60,8 @@ class Roles:
 class Left:
     """What a silo's role leaves at its site alone.
 
-    privacy: where it added noise, by its own count of releases. model: its own, which nobody else has. scores: on all
-    rows held back, where it has read them.
+    privacy: if it added noise, by its own count of releases. model: its own, which nobody else has. scores: on all
+    held-out rows, if it has read them.
     """
 
     privacy: Mapping[str, float | str] = field(default_factory=dict)
@@ -81,7 +80,7 @@ def roles_of(
     least: int,
     accountant: Accountant | None = None,
 ) -> Roles:
-    """Return the roles of a protocol in which the server holds the model, or each silo has one."""
+    """Return the roles of a protocol whose server, or each silo, has a model."""
 
     def models() -> Mapping[str, Tensors]:
         common = under("model/", server.state())
@@ -113,9 +112,8 @@ def enrolment_of(
 ) -> Enrolment:
     """Return the server's half of the enrolment of some silos. columns, batch_size: see `Enrolment`.
 
-    members: None for all silos. batch_size: None is the setting's. ask_scales: whether mean and deviation of all inputs
-    together and of the targets are wanted too. labelled: whether these silos have the targets. sends_model: as of
-    `Enrolment`.
+    members: None for all silos. batch_size: None is the setting's. ask_scales: also ask for mean and deviation of all
+    inputs together and of the targets. labelled: whether these silos have the targets. sends_model: as of `Enrolment`.
     """
     rules = setting.rules(scheme, members)
     if scheme == "pairwise":
@@ -129,7 +127,7 @@ def enrolment_of(
 
 
 def setups_of(setting: Setting, statistics: Statistics, scheme: str | None = None) -> dict[str, SiloSetup]:
-    """Return the set-up of each silo that is here, under its name. statistics, scheme: as of `Setting.setup`."""
+    """Return the set-up of each local silo by its name. statistics, scheme: as of `Setting.setup`."""
     schema = modules.schema(setting.model)
     bound = setting.bound(schema)
     return {silo.name: setting.setup(silo, schema, statistics, bound, scheme) for silo in setting.local}
@@ -140,7 +138,7 @@ def rows_of(
 ) -> SiloRows:
     """Return a silo's rows as tensors.
 
-    batches: in the place of its own. sent_model: whether rounds send it the model.
+    batches: instead of its own. sent_model: whether rounds send it the model.
     """
     device, passes = setting.spec.run.device, setting.passes
     frozen = Frozen(modules.shapes(modules.frozen(setting.model)) if sent_model else {})
@@ -148,7 +146,7 @@ def rows_of(
 
 
 def pool_of(setting: Setting, statistics: Statistics) -> tuple[SiloSetup, SiloRows]:
-    """Return the set-up of one party with everybody's rows, and those, in the batches that the silos would take."""
+    """Return the set-up of one party with all silos' rows, and those, in the silos' batches."""
     x, y, counts = whole_rows(setting)
     run, size = setting.spec.run, setting.spec.data.batch_size
     setup = SiloSetup(
@@ -171,7 +169,7 @@ def pool_of(setting: Setting, statistics: Statistics) -> tuple[SiloSetup, SiloRo
 def whole_rows(setting: Setting) -> tuple[NDArray[np.generic], Array, dict[str, int]]:
     """Return all silos' rows with all their columns, one row of the grid after the other.
 
-    Returned are inputs, targets, and how many rows each row of the grid has.
+    Returned are inputs, targets, and the number of rows of each row of the grid.
     """
     check_order(setting.silos)
     check_ids(setting.silos)
@@ -197,7 +195,7 @@ def whole_rows(setting: Setting) -> tuple[NDArray[np.generic], Array, dict[str, 
 
 
 def highest_rate(setting: Setting, batch_size: int) -> float:
-    """Return the highest chance, over all silos, of a row, or a group, to be in a round's lot (`batches.Lots`)."""
+    """Return the highest chance, over all silos, of a row or a group to be in a round's lot (`batches.Lots`)."""
     rows = [setting.units_of(silo) for silo in setting.local]
     if len(rows) < len(setting.silos):
         if setting.spec.data.least_rows is None:
@@ -207,7 +205,7 @@ def highest_rate(setting: Setting, batch_size: int) -> float:
 
 
 def accountant_of(setting: Setting, scheme: str, batch_size: int, statistics: Statistics) -> Accountant | None:
-    """Return what states privacy; None without noise. scheme, batch_size, statistics: of the silos' uploads."""
+    """Return the accountant; None without noise. scheme, batch_size, statistics: of the silos' uploads."""
     privacy = setting.noise(scheme)
     if privacy is None:
         return None
@@ -224,6 +222,6 @@ def accountant_of(setting: Setting, scheme: str, batch_size: int, statistics: St
 
 
 def model_bound_to(setting: Setting, trained: Collection[str] = ()) -> bytes:
-    """Return a digest of the model apart from its trained parameters: what built it, and its fixed tensors."""
+    """Return a digest of the model without its trained parameters: of what built it, and its fixed tensors."""
     fixed = {name: value for name, value in modules.arrays(setting.model).items() if name not in trained}
     return hashlib.sha256(encode_purpose("model", setting.spec.model_source, digest_of(fixed))).digest()

@@ -72,9 +72,9 @@ LEAST_SILOS = 3  # whose tables are summed
 
 @message("scoring/score")
 class Score(Message):
-    """Upload what these parameters score on the rows you hold back; without parameters, your own model.
+    """Upload these parameters' score on your held-out rows; without parameters, your own model's.
 
-    encoding: names what is to be uploaded, the plain figures or the tables.
+    encoding: names what to upload, the plain figures or the tables.
     """
 
     parameters: Tensors
@@ -83,7 +83,7 @@ class Score(Message):
 
 @message("scoring/validate")
 class Validate(Message):
-    """Upload what these parameters, the round's new ones, score on your validation rows."""
+    """Upload the score of these parameters, the round's new ones, on your validation rows."""
 
     parameters: Tensors
     encoding: Mapping[str, int]
@@ -105,12 +105,12 @@ def _means(figures: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The rows that a silo holds back, and the scores that it uploads of them.
+    """A silo's held-out rows, and its uploads of scores on them.
 
-    `x`: the inputs, [rows, ...]; `y`: the targets as the loss wants them (`moretta.protocols.common.targets.encode`).
-    `loss`: its name; it is plain, without label smoothing and class weights. `figures`: as `figures_of` has them.
-    `after`: the run's last round. `answers`: what the silo has answered that it answers once. `validates`: whether they
-    are validation rows, on which each round's model is scored, and not the last one's.
+    `x`: the inputs, [rows, ...]; `y`: the targets encoded for the loss (`moretta.protocols.common.targets.encode`).
+    `loss`: its name; it is plain, without label smoothing and class weights. `figures`: as of `figures_of`. `after`:
+    the run's last round. `answers`: the answers that the silo gives once. `validates`: whether they are validation
+    rows, which score each round's model but the last one's.
     """
 
     x: NDArray[np.generic]
@@ -132,10 +132,10 @@ class HeldOut:
     ) -> Message:
         """Return the upload that answers. outputs: of the model on x, [rows, outputs]. blind: as the contributor's.
 
-        agreed: digests of what the set-up agreed on. model: a digest of the silo's own, where that is scored.
+        agreed: digests that the set-up agreed on. model: a digest of the silo's own model, if that is scored.
         Raises `moretta.errors.PeerError` in another round than the one after the last, or for validation rows after it,
-        and for another model than was scored before; `moretta.errors.RowsError` for scores that cannot be summed: those
-        of a model that has diverged.
+        and for another model than the first; `moretta.errors.RowsError` for scores that cannot be summed, those of a
+        diverged model.
         """
         number = ask.stamp.round
         if not self.validates and number != self.after + 1:
@@ -155,7 +155,7 @@ class HeldOut:
         return contributor.upload(ask.stamp, tensors, 1, ask.encoding, blind, asked=about, least=statistics.HALF)
 
     def _sums(self, outputs: Array) -> dict[str, Array]:
-        """Return what is uploaded of the figures: their sums over rows in limbs, [limbs]."""
+        """Return the upload of the figures: their sums over rows in limbs, [limbs]."""
         with np.errstate(all="ignore"):  # overflows are looked for below
             sums = {name: math.fsum(self._by_row(name, outputs)) for name in _means(self.figures)}
         for name, total in sums.items():
@@ -165,7 +165,7 @@ class HeldOut:
         return {_tensor(name, self.validates): statistics.to_limbs([value])[:, 0] for name, value in sums.items()}
 
     def _tables(self, outputs: Array) -> dict[str, Array]:
-        """Return what is uploaded of the tables, whole numbers in limbs, [limbs, numbers]."""
+        """Return the upload of the tables, whole numbers in limbs, [limbs, numbers]."""
         if TABLES not in self.figures:
             raise PeerError('was asked for tables of classes, which are for score-at-silos = "classes" alone')
         if not np.isfinite(outputs).all():
@@ -191,9 +191,9 @@ class HeldOut:
 
 
 def asked_of(ask: Question, agreed: Sequence[bytes]) -> Query:
-    """Return what a score answers; of validation rows each round's, all over one set of silos in a run.
+    """Return the query of a score; for validation rows each round's, all over one set of silos in a run.
 
-    Tables are beside the score, as rows and hits of both would else be told apart by silo. agreed: digests of what the
+    Tables share the score's, because rows and hits of both would otherwise separate silos. agreed: digests that the
     set-up agreed on.
     """
     if isinstance(ask, Validate):
@@ -226,10 +226,10 @@ def score(
     *,
     validates: bool = False,
 ) -> Exchange[tuple[Mapping[str, float], Sequence[str]] | Aborted]:
-    """Return the score of a model, or of each silo's own, on the rows held back, and the silos that it is of.
+    """Return the score on the held-out rows of a model, or of each silo's own, and its silos.
 
-    The score is rows, and the figures' means. agreed: digests of what the set-up agreed on. validates: on validation
-    rows, of all silos or none.
+    The score is rows, and the figures' means. agreed: digests that the set-up agreed on. validates: on validation rows,
+    of all silos or none.
     """
     ask, request = ask_for(aggregator, now, parameters, figures, validates=validates)
     total = yield from aggregator.sum(ask, request, asked_of(ask, agreed).digest, whole=validates)
@@ -239,9 +239,9 @@ def score(
 def tables(
     aggregator: Aggregator, now: Stamp, parameters: Tensors, classes: int, agreed: Sequence[bytes], rows: float
 ) -> Exchange[Mapping[str, Array] | Aborted]:
-    """Return the tables of a model on the rows held back, as `read_tables` has them; aborts where a silo is missing.
+    """Return the tables of a model on the held-out rows, as `read_tables` does; aborts if a silo is missing.
 
-    rows: how many the score is of. Raises `moretta.errors.PeerError` where the tables are of more or fewer.
+    rows: those of the score. Raises `moretta.errors.PeerError` if the tables have more or fewer.
     """
     sizes, half = {_tensor(CONFUSION): classes**2, _tensor(RELIABILITY): 3 * targets.BINS}, float(statistics.HALF)
     shapes = {name: (statistics.LIMBS, size) for name, size in sizes.items()}
@@ -270,7 +270,7 @@ def read_tables(total: Sum, classes: int) -> dict[str, Array]:
 
 
 def _whole(total: Sum, name: str) -> NDArray[np.int64]:
-    """Return the whole numbers of a sum that travelled in limbs."""
+    """Return the whole numbers of a sum in limbs."""
     limbs = np.rint(total.means[_tensor(name)] * total.weight)
     parts = [divmod(number, 1 << statistics.GRID_BITS) for number in statistics.from_limbs(limbs)]
     if any(odd or abs(number) > statistics.MOST_ROWS for number, odd in parts):
@@ -294,5 +294,5 @@ def read(total: Sum, figures: Sequence[str], *, validates: bool = False) -> dict
 
 
 def _tensor(name: str, validates: bool = False) -> str:
-    """Return the name that a figure is uploaded under, which no other upload has: see "Masks" above."""
+    """Return the name of a figure's upload, which no other upload has: see "Masks" above."""
     return f"{'validation' if validates else 'score'}/{name}"

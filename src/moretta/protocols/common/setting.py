@@ -54,9 +54,9 @@ class PreparedRows(NamedTuple):
 
 
 def prepared_rows(spec: Specification, silos: Sequence[Silo], rules: ColumnRules | None = None) -> PreparedRows:
-    """Check the silos of a run, of which some may be remote, against its settings; return how rows are prepared.
+    """Check local and remote silos of a run against its settings; return the preparation of rows.
 
-    A site without PyTorch calls this too, so no model is needed.
+    A site without PyTorch calls this too, so it needs no model.
 
     Args:
         rules: how columns are prepared; None takes the table's rules, or the settings'.
@@ -87,7 +87,7 @@ def prepared_rows(spec: Specification, silos: Sequence[Silo], rules: ColumnRules
 
 
 def _check_scores(silos: Sequence[Silo]) -> None:
-    """Raise `moretta.errors.ParameterError` where a local silo has no rows to score on, or no whole ones."""
+    """Raise `moretta.errors.ParameterError` if a local silo has no rows to score on, or no whole ones."""
     key = "[data] score-at-silos"
     if any(silo.columns for silo in silos):
         raise ParameterError(
@@ -110,7 +110,7 @@ def _check_scores(silos: Sequence[Silo]) -> None:
 
 
 def check_tables(spec: Specification, outputs: int) -> None:
-    """Raise `moretta.errors.ParameterError` where tables of classes are wanted of a model that has none."""
+    """Raise `moretta.errors.ParameterError` if tables of classes are requested of a model without classes."""
     if spec.data.score_at_silos != TABLES_TOO:
         return
     key = f'[data] score-at-silos = "{TABLES_TOO}"'
@@ -122,20 +122,20 @@ def check_tables(spec: Specification, outputs: int) -> None:
 
 @dataclass(frozen=True)
 class Setting:
-    """What every protocol is given: the specification, the model, the silos, and what the set-up found of them.
+    """The input of every protocol: the specification, the model, the silos, and what the set-up needs.
 
     Args:
         spec: all settings, with rounds and seed of the run.
-        built: the model as it was built or warm-started; a run starts from `model`.
-        outputs: how many it has.
+        built: the model as built or warm-started; a run starts from `model`.
+        outputs: their number.
         columns: how they are prepared.
         layout: of samples of several arrays (`moretta.data.layout`).
-        roster: the silos' public identities, if they have any.
-        tested: whom the server's test rows are about, where silos' rows are to be compared with them.
+        roster: the silos' public identities, if any.
+        tested: the subjects of the server's test rows, if silos' rows are compared with them.
         session: how often the run was resumed.
         run_id: of a run over many machines, from which batches follow beside the seed, and under which alone a silo
             takes part in sums; a simulation has none.
-        helped: gives the file in which a local silo keeps the sums that it has helped to open, None for none.
+        helped: returns the file of sums that a local silo has helped to open, None for none.
     """
 
     spec: Specification
@@ -162,32 +162,32 @@ class Setting:
 
     @property
     def comparison(self) -> Comparison | None:
-        """What compares silos' rows with the server's test rows; None where nobody knows whom those are about."""
+        """The comparison of silos' rows with the server's test rows; None if the latter's subjects are unknown."""
         return None if self.tested is None else Comparison(self.tested)
 
     @property
     def figures(self) -> Sequence[str]:
-        """Of the score that silos are asked for at the end (`moretta.protocols.common.scoring`), none for no score."""
+        """The figures of the silos' score at the end (`moretta.protocols.common.scoring`), none for no score."""
         asked = self.spec.data.score_at_silos
         return figures_of(self.spec.protocol.loss, self.spec.task, tables=asked == TABLES_TOO) if asked else ()
 
     @property
     def validated(self) -> Sequence[str]:
-        """The figures of validation rows that silos hold back, none where they hold none."""
+        """The figures of the silos' validation rows, none without such rows."""
         return figures_of(self.spec.protocol.loss, self.spec.task) if self.spec.data.silos_validate else ()
 
     @property
     def classes(self) -> int:
-        """How many a look before training counts, 1 where targets are numbers, 0 for no look."""
+        """The number of classes that a look before training counts, 1 for numbers, 0 for no look."""
         return counted_classes(self.spec.task, self.outputs) if self.spec.data.look else 0
 
     def statistics(
         self, rules: ColumnRules, batch_size: int, *, scales: bool = False, labelled: bool = True
     ) -> Statistics:
-        """Return the closed list of those that silos give, in the order in which `enrolment.Enrolment` asks.
+        """Return the closed list of silos' statistics, in the order of `enrolment.Enrolment`'s asks.
 
-        rules: how columns are prepared. batch_size: 0 for all of a silo's rows. scales: whether the scales of all
-        inputs together and of the targets are wanted. labelled: whether these silos have the targets.
+        rules: how columns are prepared. batch_size: 0 for all of a silo's rows. scales: also the scales of all inputs
+        together and of the targets. labelled: whether these silos have the targets.
         """
         layout, classes, targets = self.layout, self.classes, self.scaled_targets if labelled else 0
         listed: list[Entry] = [] if batch_size else [("rows", 1, 0, ())]
@@ -206,19 +206,19 @@ class Setting:
 
     @property
     def scaled_targets(self) -> int:
-        """How many targets of a row are brought to scale, 0 where they are left as they are."""
+        """The number of a row's targets that are scaled, 0 for none."""
         return self.outputs if self.spec.data.standardise_targets else 0
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the model and the silos compute in."""
+        """The dtype of the model and the silos' arithmetic."""
         from moretta.protocols.common.modules import DTYPES  # torch, which a silo's own site may lack
 
         return DTYPES[self.spec.run.dtype]
 
     @property
     def local(self) -> Sequence[Silo]:
-        """The silos that are not remote: their rows are in this process, and their roles are built here."""
+        """The silos that are not remote: this process has their rows and builds their roles."""
         return [silo for silo in self.silos if not silo.remote]
 
     @property
@@ -228,7 +228,7 @@ class Setting:
 
     @property
     def row_dtype(self) -> torch.dtype:
-        """The dtype in which the model reads samples: the run's, or the rows' own where these are whole numbers."""
+        """The dtype of the model's samples: the run's, or the rows' own for whole numbers."""
         import torch  # a silo's own site may have no PyTorch
 
         x = self.silos[0].x
@@ -245,7 +245,7 @@ class Setting:
         return passes
 
     def example(self) -> torch.Tensor:
-        """Return rows on which the model can be traced, which say nothing of any silo's."""
+        """Return rows for tracing the model, independent of the silos' rows."""
         import torch  # a silo's own site may have no PyTorch
 
         if self.layout is not None:
@@ -254,11 +254,11 @@ class Setting:
 
     @cached_property
     def model(self) -> nn.Module:
-        """The model as the run starts, in the run's dtype (`moretta.protocols.common.modules`)."""
+        """The initial model, in the run's dtype (`moretta.protocols.common.modules`)."""
         return self.start().to(self.dtype)
 
     def start(self) -> nn.Module:
-        """Return the same before it is rounded to the run's dtype, in float64."""
+        """Return the same in float64, before rounding to the run's dtype."""
         from moretta.protocols.common.modules import first_weights  # torch, which a silo's own site may lack
 
         return first_weights(self.built)
@@ -268,7 +268,7 @@ class Setting:
         return copy.deepcopy(self.model).to(self.spec.run.device)
 
     def blank_model(self) -> nn.Module:
-        """Return the same with all weights 0: a silo that is sent a perturbed model must not hold the true one."""
+        """Return the same with all weights 0: a silo that receives a perturbed model must not hold the true one."""
         import torch  # a silo's own site may have no PyTorch
 
         model = self.silo_model()
@@ -278,7 +278,7 @@ class Setting:
         return model
 
     def rules(self, scheme: str, members: Sequence[str] | None = None) -> Rules:
-        """Return the rules that all roles of a sum share. scheme: "none" for a pool of all rows, whatever is set.
+        """Return the rules that all roles of a sum share. scheme: "none" for a pool of all rows, whatever the settings.
 
         members: the silos of the sum, None for all.
         """
@@ -289,11 +289,11 @@ class Setting:
         return replace(self.secure_aggregation.rules(self.roster, playing), min_survivors=least, settings=settings)
 
     def bound(self, schema: str) -> bytes:
-        """Return SHA-256 over all shared settings of a run that concern uploads; noise, if any, is bound to it.
+        """Return SHA-256 over all shared settings of a run that concern uploads, to which noise is bound.
 
-        It is the same on every engine and in every session of a run: the number of rounds and paths of files are left
-        out, and code of the user's own, which no noise goes with. The layout counts, as by it one and the same packed
-        row may be other inputs of a model. schema: the digest of the model's tensors.
+        It is the same on every engine and in every session of a run: it leaves out the number of rounds, paths of
+        files, and the user's own code, which noise excludes. It has the layout, by which one packed row may be other
+        inputs of a model. schema: the digest of the model's tensors.
         """
         protocol, secure = self.spec.protocol, self.secure_aggregation
         if protocol.privacy is None:
@@ -315,14 +315,14 @@ class Setting:
     def setup(
         self, silo: Silo, schema: str, statistics: Statistics, bound: bytes, scheme: str | None = None
     ) -> SiloSetup:
-        """Return the set-up of a silo that is here. Needs no torch.
+        """Return the set-up of a local silo. Needs no torch.
 
         The silos of a round share the noise's variance (`noise`). An upload in the clear has all of it.
 
         Args:
             schema: the digest of the model's tensors.
-            statistics: the closed list of those that it gives.
-            bound: what its noise is bound to, as `bound` returns it.
+            statistics: the closed list of the silo's statistics.
+            bound: the digest that its noise is bound to, as of `bound`.
             scheme: of its sums; None is the setting's.
 
         Raises:
@@ -362,13 +362,13 @@ class Setting:
         )
 
     def targets(self, y: NDArray[np.generic], silo: str) -> Array:
-        """Return a silo's targets as the loss wants them (`moretta.protocols.common.targets.encode`)."""
+        """Return a silo's targets encoded for the loss (`moretta.protocols.common.targets.encode`)."""
         return encode(y, self.outputs, self.spec.protocol.loss, silo, self.spec.run.dtype)
 
     def noise(self, scheme: str) -> Privacy | None:
         """Return the settings of noise on uploads under this scheme; None without noise.
 
-        Raises `moretta.errors.ParameterError` for more colluding silos than a sum, or its threshold, bears.
+        Raises `moretta.errors.ParameterError` for more colluding silos than a sum, or its threshold, allows.
         """
         privacy = self.spec.protocol.privacy
         if privacy is None or scheme == "none":
@@ -385,15 +385,15 @@ class Setting:
         return privacy.among(silos, least)
 
     def units_of(self, silo: Silo) -> int:
-        """Return how many units a silo has that noise hides one of: groups, or rows."""
+        """Return the number of a silo's units that noise hides: groups, or rows."""
         return len(np.unique(groups_of(silo))) if _hides_groups(self.spec) else len(silo.x)
 
     def least(self, scheme: str) -> int:
-        """Return the fewest silos that a round under this scheme may end with."""
+        """Return the fewest silos at the end of a round under this scheme."""
         return self.rules(scheme).least(scheme)
 
     def insecure_root(self, role: str) -> SecretRoot | None:
-        """Return the root from which a role's keys follow in tests; None draws them from the operating system."""
+        """Return the root of a role's keys in tests; None draws them from the operating system."""
         return None if self.spec.run.insecure_secret_seed is None else self.root(role)
 
     def root(self, role: str) -> SecretRoot:

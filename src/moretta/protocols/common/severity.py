@@ -1,7 +1,7 @@
-"""How much harm a successful attack does to the people whose rows were trained on: four degrees, the gravest first.
+"""The harm of a successful attack to the people whose rows were trained on: four degrees, the gravest first.
 
-Attacks declare one (`moretta.audit.evidence.attack.Attack`), audits write it down, and pages sort by it. Whether an
-attack succeeded is another question, and its result answers that one.
+Attacks declare one (`moretta.audit.evidence.attack.Attack`), audits record it, and pages sort by it. Whether an attack
+succeeded is a separate question, which its result answers.
 """
 
 from collections.abc import Mapping
@@ -35,5 +35,5 @@ MEANING: Mapping[Severity, str] = {
 
 
 def is_whole(low: float | None, high: float | None) -> bool:
-    """Whether the interval of a score is its whole range, from 0 or less to 1, so that it is evidence of nothing."""
+    """Whether the interval of a score is its whole range, from 0 or less to 1, and so no evidence."""
     return low is not None and high is not None and low <= 0.0 and high >= 1.0

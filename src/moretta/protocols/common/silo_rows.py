@@ -29,10 +29,10 @@ from moretta.secure_aggregation.sums import message_digest
 
 @message("enrolment/begin")
 class Begin(Message):
-    """What a silo trains on: the model's digest, what its columns mean, and how they are prepared (or all alike).
+    """The silo's training: the model's digest, the columns' meaning, and their preparation (each, or all alike).
 
-    schema: of the model's tensors. table: the digest of the table's schema, empty where rows have none.
-    fill, mean, deviation: float64[columns], or float64[1] for all columns together.
+    schema: of the model's tensors. table: the digest of the table's schema, empty if rows have none. fill, mean,
+    deviation: float64[columns], or float64[1] for all columns together.
     """
 
     schema: str
@@ -42,32 +42,32 @@ class Begin(Message):
     deviation: Vector
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` where fill, mean and deviation do not fit each other."""
+        """Raise `moretta.errors.PeerError` if fill, mean and deviation do not fit each other."""
         if self.fill.shape != self.mean.shape:
             raise PeerError(f"{self.TAG}: expected a value to fill in for each mean")
         _check_scale(self.TAG, self.mean, self.deviation)
 
     @classmethod
     def of(cls, stamp: Stamp, schema: str, table: str, prepared: Preparation) -> Begin:
-        """Return the message that says how rows are prepared."""
+        """Return the message with a preparation of rows."""
         kind = BeginScaled if prepared.scales_targets else cls
         return kind(stamp=stamp, schema=schema, table=table, **prepared.figures)
 
     @property
     def preparation(self) -> Preparation:
-        """How rows are prepared."""
+        """The preparation of rows."""
         return Preparation.loads(vars(self))
 
 
 @message("enrolment/begin-scaled")
 class BeginScaled(Begin):
-    """The same where targets are scaled too: target_mean, target_deviation, float64[outputs]."""
+    """The same with scaled targets: target_mean, target_deviation, float64[outputs]."""
 
     target_mean: Vector
     target_deviation: Vector
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` where the figures do not fit each other."""
+        """Raise `moretta.errors.PeerError` if the figures do not fit each other."""
         Begin.check(self)
         _check_scale(f"{self.TAG}, targets", self.target_mean, self.target_deviation)
 
@@ -86,7 +86,7 @@ MESSAGES = (Begin, BeginScaled, Ready)
 
 
 def schema_of(messages: Sequence[type[Message]]) -> Sequence[type[Message]]:
-    """Return all messages of a run: a protocol's own, and those that every protocol has."""
+    """Return all messages of a run: a protocol's own, and those of every protocol."""
     return (Spent, *SUM_MESSAGES, *MESSAGES, *overlap.MESSAGES, *scoring.MESSAGES, *frozen.MESSAGES, *messages)
 
 
@@ -103,12 +103,11 @@ def digest_of_rows(own: bytes, prepared: Preparation) -> bytes:
 class TrainingRows:
     """A silo's rows, its batches and its half of the enrolment.
 
-    `x`: the inputs, [rows, ...]; `y`: the targets as the loss wants them (`moretta.protocols.common.targets.encode`),
-    [rows, outputs] or int64[rows]. `schema`: the digest of the silo's model. `held_out`: the rows it does not train on.
-    `validation`: others, on which models are scored on the way. `table`: the digest of its table's schema, empty where
-    it has none. `subjects`: whom the rows are about. `statistics`: the closed list of those that are given. `answers`:
-    what the silo has answered that it answers once. `prepared`: how inputs and targets are. `agreed`: digests of what
-    the set-up agreed on.
+    `x`: the inputs, [rows, ...]; `y`: the targets encoded for the loss (`moretta.protocols.common.targets.encode`),
+    [rows, outputs] or int64[rows]. `schema`: the digest of the silo's model. `held_out`: rows that it does not train
+    on. `validation`: others, which score models during the run. `table`: the digest of its table's schema, if any.
+    `subjects`: of the rows. `statistics`: the closed list. `answers`: the answers that the silo gives once. `prepared`:
+    the preparation. `agreed`: digests that the set-up agreed on.
     """
 
     x: NDArray[np.generic]
@@ -130,7 +129,7 @@ class TrainingRows:
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 over rows, targets and how they are prepared: see `digest_of_rows`."""
+        """SHA-256 over rows, targets and their preparation: see `digest_of_rows`."""
         return digest_of_rows(self._own, self.prepared)
 
     def take(self, index: NDArray[np.int64], dtype: DTypeLike) -> tuple[Array, Array]:
@@ -140,7 +139,7 @@ class TrainingRows:
     def answer(self, message: Message, contributor: Contributor, statistics: Statistics | None = None) -> Message:
         """Answer a message of the set-up. Raises `moretta.errors.MisuseError` for any other.
 
-        statistics: those that are given to the message's group; None for the silo's.
+        statistics: those for the message's group; None for the silo's.
         """
         agreed = self.statistics if statistics is None else statistics
         match message:
@@ -173,14 +172,14 @@ class TrainingRows:
         return reply
 
     def scored(self, ask: Question) -> HeldOut:
-        """Return the rows that a question is about. Raises `moretta.errors.MisuseError` without any."""
+        """Return the rows of a question. Raises `moretta.errors.MisuseError` without any."""
         rows = self.validation if isinstance(ask, Validate) else self.held_out
         if rows is None:
             raise MisuseError("this silo holds no rows back that a model could be scored on")
         return rows
 
     def prepare(self, begin: Begin, statistics: Statistics, *, inputs: bool = True) -> None:
-        """Set how inputs are prepared, and targets where the statistics that are given say that they are scaled.
+        """Set the preparation of inputs, and of targets if the statistics list their scale.
 
         inputs: false for a group that shares targets alone. Raises `moretta.errors.PeerError` for other targets.
         """
@@ -197,7 +196,7 @@ class TrainingRows:
         self.prepared = replace(rest, target_mean=targets.target_mean, target_deviation=targets.target_deviation)
 
     def _matrix(self, ask: AskMoments) -> NDArray[np.generic]:
-        """Return the matrix that a statistic is of, [entries, columns]."""
+        """Return the matrix of a statistic, [entries, columns]."""
         match ask.what:
             case "rows":
                 return np.zeros((len(self.x), 0))

@@ -90,20 +90,20 @@ class SiloSetup:
 
     @property
     def answers(self) -> Answers:
-        """What the silo has answered that it answers once, kept with the sums that it has helped to open."""
+        """The answers that the silo gives once, kept with the sums that it has helped to open."""
         return self.unkept if self.helped is None else self.helped.opened.answers
 
     @cached_property
     def credentials(self) -> Credentials | None:
-        """How it proves who it is, where it has an identity. Raises as `Credentials.of`."""
+        """The proof of the silo's identity, if it has one. Raises as `Credentials.of`."""
         return Credentials.of(self.name, self.identity, self.rules.roster)
 
     def half_done(self, minutes: float | None) -> HalfDone:
-        """Return what keeps its work within a round, beside its record of sums. minutes: as of `HalfDone`."""
+        """Return the file of its work within a round, beside its record of sums. minutes: as of `HalfDone`."""
         return HalfDone(None if self.helped is None else self.helped.half_done, minutes)
 
     def rows(self, batches: Batches | UnionBatches | None = None) -> TrainingRows:
-        """Return its rows, which answer the set-up. batches: in the place of its own."""
+        """Return its rows, which answer the set-up. batches: instead of its own."""
         answers = self.answers
         held_out, validation = (
             None if part is None else HeldOut(*part, self.loss, self.figures, self.rounds, answers, validates)
@@ -116,9 +116,9 @@ class SiloSetup:
     def contributor(
         self, insecure: SecretRoot | None, rules: Rules | None = None, run: str | None = None
     ) -> Contributor:
-        """Return its half of the secure sum. rules, run: of a sum of some silos, in the place of everybody's.
+        """Return its half of the secure sum. rules, run: of a sum of some silos, instead of all silos'.
 
-        insecure: for tests, the root that keys follow from; None draws them from the operating system.
+        insecure: for tests, the root of its keys; None draws them from the operating system.
         """
         return contributor(
             self.scheme,
@@ -131,14 +131,14 @@ class SiloSetup:
         )
 
     def sent(self) -> tuple[Array, Array]:
-        """Return the arrays that go to a process of the silo's own: rows, of which those held back are the last."""
+        """Return the arrays for the silo's own process: rows, the held-out ones last."""
         parts = [(loaded(self.x), self.y), *filter(None, (self.held_out, self.validation))]
         if len(parts) == 1:
             return parts[0]
         return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
 
     def plain(self) -> dict[str, Any]:
-        """Return all but the rows as values that JSON has; `of` reads them."""
+        """Return all but the rows as JSON's values; `of` reads them."""
         helped, rules = self.helped, replace(self.rules, roster=None)
         bare = replace(self, x=np.empty(0), y=np.empty(0), held_out=None, validation=None, subjects=Subjects())
         counts = {name: len((getattr(self, name) or [()])[0]) for name in ("held_out", "validation")}
@@ -155,7 +155,7 @@ class SiloSetup:
     def of(cls, values: Mapping[str, Any], x: Array, y: Array) -> SiloSetup:
         """Return what `plain` and `sent` wrote, with the roster read from its file.
 
-        Raises `moretta.errors.ParameterError` for a roster that cannot be read.
+        Raises `moretta.errors.ParameterError` for an unreadable roster.
         """
         playing, last = values["rules"]["participation"], len(x) - values["validation"]
         kept = last - values["held_out"]
@@ -174,7 +174,7 @@ class SiloSetup:
 
 
 def frozen(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values that JSON has read, with tuples for its lists."""
+    """Return JSON's values with tuples for its lists."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
 

@@ -48,7 +48,7 @@ class Specification:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The sections as ``result.json`` has them, so that a report says how the run was made."""
+        """The sections as in ``result.json``, which report how the run was made."""
         if self.sections is not None:
             return self.sections
         run, data = self.run, self.data
@@ -77,7 +77,7 @@ class Specification:
         return "" if self.table is None else self.table.digest
 
     def lasting(self, rounds: int, seed: int) -> Specification:
-        """Return the same for so many rounds, and with the seed of batches, as `train` is given them."""
+        """Return the same with the rounds and the seed of batches that `train` received."""
         return replace(self, run=self.run.model_copy(update={"rounds": rounds, "seed": seed}))
 
     def playing(self, silos: Sequence[str], seed: int) -> Participation:
@@ -85,12 +85,12 @@ class Specification:
         return playing(self.secure_aggregation, self.run.participation, silos, seed)
 
     def summing(self, silos: int) -> SecureAggregation:
-        """Return how sums of so many silos are made; noise needs at least as many silos as its size assumes."""
+        """Return the settings of sums of so many silos; noise needs at least as many as its size assumes."""
         if self.protocol.privacy is None:
             return self.secure_aggregation
         return self.secure_aggregation.sharing_noise(silos, self.run.participation)
 
 
 def playing(secure: SecureAggregation, part: float, silos: Sequence[str], seed: int) -> Participation:
-    """Return who takes part in which round. part: of the silos that is in a round."""
+    """Return who takes part in which round. part: the fraction of silos in a round."""
     return Participation(tuple(silos), secure.playing(len(silos), part), seed)

@@ -48,9 +48,9 @@ class Stacked:
         return copy.deepcopy(self._built).train()
 
     def load(self, tensors: Tensors) -> tuple[Stack, dict[str, Array]]:
-        """Return parameters that are trained, as they are for every silo, and copies of the buffers that silos upload.
+        """Return trained parameters, the same for every silo, and copies of the buffers that silos upload.
 
-        tensors: of all parameters and buffers; raises `moretta.errors.ParameterError` where they do not fit.
+        tensors: all parameters and buffers; raises `moretta.errors.ParameterError` if they do not fit.
         """
         modules.load(self._copy, tensors)
         trained = {name: parameter.detach() for name, parameter in modules.trainable(self._copy).items()}
@@ -61,7 +61,7 @@ class Stacked:
     def gradients(self, at: Mapping[str, Tensor], x: Tensor, y: Tensor, *, common: bool) -> tuple[Stack, Tensor]:
         """Return each silo's gradient of its mean loss, and the losses, [silos].
 
-        at: the parameters, [silos, *shape], or where they are `common` to all, [*shape]. x, y: [silos, rows, ...].
+        at: the parameters, [silos, *shape], or [*shape] if they are `common` to all. x, y: [silos, rows, ...].
         """
         return _gradients(self._copy, self._loss, at, x, y, common)
 
@@ -74,9 +74,9 @@ class Stacked:
             raise MisuseError("this model's batches cannot be stacked")
 
     def key(self, lengths: tuple[int, ...], x: Tensor, y: Tensor) -> tuple[Hashable, ...] | None:
-        """Return what silos have in common whose batches of so many of these rows are stacked.
+        """Return the key that silos share whose batches of these rows are stacked.
 
-        None where they are not: the model is large, or `check` has found that they cannot be.
+        None if they are not: the model is large, or `check` has found that they cannot be.
         """
         of_a_row = _of_a_row(x, y)
         for rows in set(lengths):
@@ -85,7 +85,7 @@ class Stacked:
         return id(self), lengths, *of_a_row
 
     def _tried(self, x: Tensor, y: Tensor) -> bool:
-        """Return whether two made-up batches have the same losses and gradients alone and in a stack."""
+        """Return whether two made-up batches have the same losses and gradients alone and stacked."""
         model = copy.deepcopy(self._built).train()
         drawn, before, trained = _draws(), _marks(model), modules.trainable(model)
         at = {name: parameter.detach() for name, parameter in trained.items()}
@@ -121,7 +121,7 @@ def clip_each(gradients: Stack, most: float) -> None:
 
 
 def in_own_memory(gradients: Mapping[str, Tensor]) -> Stack:
-    """Return gradients that do not overlap: for parameters that are added up, autograd gives one, or parts of one."""
+    """Return gradients that do not overlap: for summed parameters autograd returns one, or parts of one."""
     taken, separate = set[int](), Stack()
     for name, gradient in gradients.items():
         memory = gradient.untyped_storage().data_ptr()
@@ -134,7 +134,7 @@ def in_own_memory(gradients: Mapping[str, Tensor]) -> Stack:
 def _gradients(
     model: nn.Module, loss: Loss, at: Mapping[str, Tensor], x: Tensor, y: Tensor, common: bool
 ) -> tuple[Stack, Tensor]:
-    """Return what `Stacked.gradients` does.
+    """Return the result of `Stacked.gradients`.
 
     vmap runs the model, and autograd does the rest: `torch.func.grad` and a loss within vmap import PyTorch's compiler
     and sympy, which takes as long as importing PyTorch.
@@ -156,7 +156,7 @@ def _of_a_row(x: Tensor, y: Tensor) -> tuple[Hashable, ...]:
 
 
 def _made_up(like: Tensor) -> Tensor:
-    """Return two batches of a shape: normal numbers that are always the same, or zeros where numbers are whole."""
+    """Return two batches of a shape: always the same normal numbers, or zeros for whole numbers."""
     made = torch.zeros((2, *like.shape[1:]), dtype=like.dtype)
     if like.is_floating_point():
         made.normal_(generator=torch.Generator().manual_seed(0))
@@ -164,7 +164,7 @@ def _made_up(like: Tensor) -> Tensor:
 
 
 def _marks(model: nn.Module) -> list[Hashable]:
-    """Return what differs once a forward pass has changed or replaced a tensor or a number of the model."""
+    """Return marks that differ after a forward pass that changes or replaces a tensor or a number of the model."""
     named = [*model.named_parameters(), *model.named_buffers()]
     numbers = [
         (part, name, value)
@@ -176,7 +176,7 @@ def _marks(model: nn.Module) -> list[Hashable]:
 
 
 def _draws() -> Hashable:
-    """Return what differs once a model has drawn from the generators of Python or NumPy, which no seed of ours sets."""
+    """Return marks that differ after a draw from the generators of Python or NumPy, which no seed of ours sets."""
     _, words, place, *_ = np.random.get_state()  # noqa: NPY002  # models may use it
     return random.getstate(), np.asarray(words).tobytes(), place
 

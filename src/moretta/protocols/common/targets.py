@@ -14,13 +14,13 @@ from moretta.errors import ParameterError, RowsError
 
 
 def encode(y: NDArray[np.generic], outputs: int, loss: str, silo: str, dtype: DTypeLike) -> Array:
-    """Return a silo's targets as the loss wants them.
+    """Return a silo's targets encoded for the loss.
 
-    y: whole numbers are classes: one-hot under "mse" when the model has more than one output, 0/1 for one output,
-    int64[rows] under "cross-entropy". Floats are targets [rows] or [rows, outputs], one-hot or probability rows
-    under "cross-entropy". Masks, [rows, positions, 2] (`moretta.data.rows.as_positions`), become [rows, positions,
-    classes]: the weight of a position at its class, and 0 at others. Raises `moretta.errors.ParameterError` where they
-    do not fit the loss or the outputs.
+    y: whole numbers are classes: one-hot under "mse" with several outputs, 0/1 with one output, int64[rows] under
+    "cross-entropy". Floats are targets [rows] or [rows, outputs], one-hot or probability rows under "cross-entropy".
+    Masks, [rows, positions, 2] (`moretta.data.rows.as_positions`), become [rows, positions, classes]: a position's
+    weight at its class, and 0 at others. Raises `moretta.errors.ParameterError` if they do not fit the loss or the
+    outputs.
     """
     fits = _classes if y.dtype.kind in "iub" else _positions if y.ndim == 3 else _floats
     return fits(y, outputs, loss, silo, dtype)
@@ -88,12 +88,12 @@ CONFUSION_UP_TO = 50  # classes; with more, a matrix is no reading, and classes 
 
 
 def predicted(outputs: NDArray[np.floating]) -> NDArray[np.int64]:
-    """Return each row's class, of outputs [rows, outputs]: the highest output's, or of one output 1 above a half."""
+    """Return each row's class, from outputs [rows, outputs]: the highest output, or 1 for one output above a half."""
     return (outputs[:, 0] > 0.5).astype(np.int64) if outputs.shape[1] == 1 else outputs.argmax(axis=1)
 
 
 def classes_of(y: NDArray[np.generic]) -> NDArray[np.int64]:
-    """Return each row's true class, of whole numbers [rows] or, of soft labels, the likeliest.
+    """Return each row's true class, of whole numbers [rows], or the likeliest of soft labels.
 
     Soft labels are [rows, classes], or [rows] or [rows, 1] with the probability of class 1.
     """
@@ -104,11 +104,11 @@ def classes_of(y: NDArray[np.generic]) -> NDArray[np.int64]:
 
 
 def figures_at_positions(outputs: Array, targets: Array) -> dict[str, float]:
-    """Return how well masks are predicted, the figures of `overlaps` over all positions that count.
+    """Return the figures of `overlaps` of predicted masks, over all positions that count.
 
     Args:
         outputs: [rows, positions * classes].
-        targets: [rows, positions, classes], as `encode` returns them.
+        targets: [rows, positions, classes], as of `encode`.
     """
     figures = overlaps(counts_at_positions(outputs, targets).sum(axis=0))
     return {name: float(value) for name, value in figures.items() if not np.isnan(value)}
@@ -124,11 +124,11 @@ def counts_at_positions(outputs: Array, targets: Array) -> NDArray[np.int64]:
 
 
 def overlaps(counts: Array) -> dict[str, NDArray[np.float64]]:
-    """Return how well classes at positions are found, of confusion matrices [..., classes, classes].
+    """Return the overlaps of predicted and true classes, from confusion matrices [..., classes, classes].
 
     Returns:
         `position_accuracy`, and for each class N `dice_N`, 2 |A n B| / (|A| + |B|), and `iou_N`, |A n B| / |A u B|.
-        NaN where a class is neither there nor predicted.
+        NaN if a class is neither present nor predicted.
     """
     hits = np.diagonal(counts, axis1=-2, axis2=-1).astype(np.float64)
     sizes = counts.sum(axis=-1) + counts.sum(axis=-2)
@@ -141,10 +141,10 @@ def overlaps(counts: Array) -> dict[str, NDArray[np.float64]]:
 
 
 def probabilities(outputs: NDArray[np.floating], loss: str) -> NDArray[np.float64]:
-    """Return what outputs of a classifier say of each class, float64[rows, classes], each row with the sum 1.
+    """Return each class's probability by a classifier's outputs, float64[rows, classes], with sum 1 in each row.
 
-    Under cross-entropy the softmax. Under the squared error an output estimates its class's probability, but may leave
-    [0, 1]: it is cut to that, and rows of several are divided by their sum.
+    Under cross-entropy it is the softmax. Under the squared error an output estimates its class's probability, but may
+    leave [0, 1]: it is clipped to that, and rows of several are divided by their sum.
     """
     wide = outputs.astype(np.float64)
     if loss == "cross-entropy":
@@ -158,22 +158,22 @@ def probabilities(outputs: NDArray[np.floating], loss: str) -> NDArray[np.float6
 
 
 def estimates_of(outputs: NDArray[np.floating], loss: str) -> NDArray[np.floating]:
-    """Return what outputs say of targets that are numbers or soft labels: under cross-entropy the softmax."""
+    """Return the estimates of targets that are numbers or soft labels: under cross-entropy the softmax."""
     return probabilities(outputs, loss) if loss == "cross-entropy" else outputs
 
 
 def confusion(chosen: NDArray[np.int64], classes: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Return a confusion matrix, int64[count, count]: rows of a true class by the class that is predicted."""
+    """Return a confusion matrix, int64[count, count]: true classes by predicted classes."""
     return np.bincount(classes * count + chosen, minlength=count**2).reshape(count, count)
 
 
 def reliability(
     chances: NDArray[np.float64], classes: NDArray[np.int64], *, digits: int | None = None
 ) -> NDArray[np.float64]:
-    """Return a reliability table, float64[3, bins]: a bin's rows, the sum of their probabilities, how many are right.
+    """Return a reliability table, float64[3, bins]: a bin's rows, the sum of their probabilities, its correct rows.
 
-    Rows are put into 10 equal bins by the probability of the class that is likeliest. chances: [rows, classes]. digits:
-    to how many behind the point that probability is rounded; None leaves it.
+    The 10 equal bins are of the likeliest class's probability. chances: [rows, classes]. digits: that probability is
+    rounded to; None leaves it.
     """
     sure, right = chances.max(axis=1), chances.argmax(axis=1) == classes
     sure = sure if digits is None else np.round(sure, digits)
@@ -185,8 +185,8 @@ def reliability(
 class RowLosses:
     """`moretta.protocols.common.losses.Loss` row by row, with the same name, smoothing and class_weights.
 
-    The mean loss of a batch is the sum of these over the sum of `weights`. own: the same of one model's outputs,
-    [rows, outputs], and targets, in the place of all this (`moretta.protocols.common.own_loss.of_arrays`).
+    The mean loss of a batch is the sum of these over the sum of `weights`. own: replaces all this, a function of one
+    model's outputs, [rows, outputs], and targets (`moretta.protocols.common.own_loss.of_arrays`).
     """
 
     name: str

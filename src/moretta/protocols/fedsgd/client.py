@@ -49,12 +49,11 @@ Batches = Sequence[NDArray[np.int64]]
 class Client:
     """Answers `TrainOn` with the gradient of its batch, or under `Epochs` with the difference of its epochs.
 
-    `model`: never written to; the silo makes a copy of its own when it first trains alone. `stacked`: the same model,
-    one object for all silos that may be stepped together. `rounds`: of the whole run.
-    `private`: computes the gradient, or clips the update, under differential privacy; the constructor then raises
-    `moretta.errors.ParameterError` for a model in which a row has no gradient of its own, or that has buffers.
-    `half_done`: keeps epochs as far as they are done; it then steps by itself.
-    `fit`: trains in the place of its epochs (`moretta.protocols.fedsgd.own_loop`).
+    `model`: never written to; the silo copies it when it first trains alone. `stacked`: the same model, one object for
+    all silos that may be stepped together. `rounds`: of the whole run. `private`: computes the gradient, or clips the
+    update, under differential privacy; the constructor then raises `moretta.errors.ParameterError` for a model with
+    buffers, or without a gradient of each row. `half_done`: saves unfinished epochs; the silo then steps alone. `fit`:
+    trains instead of its epochs (`moretta.protocols.fedsgd.own_loop`).
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class Client:
 
     @InSteps
     def answer(self, message: Message) -> Answering:
-        """Answer one message; the work on rows may be done together with other silos'."""
+        """Answer one message; other silos' work may be done together with this silo's."""
         if isinstance(message, TrainOn):
             if isinstance(self._private, PrivateGradient):
                 answer = self._train_in_private(message, self._private)
@@ -96,7 +95,7 @@ class Client:
         return answer
 
     def privacy(self) -> Mapping[str, float | str]:
-        """Return the privacy of the silo's own rows, by its own count of releases; nothing without noise."""
+        """Return the privacy of the silo's own rows, by its own count of releases; empty without noise."""
         if self._private is None:
             return {}
         noise = self._private.noise
@@ -153,7 +152,7 @@ class Client:
             return private.noise.upload(ask.stamp, upload, ask.encoding, sums)
 
     def at(self, ask: TrainOn) -> Tensors:
-        """Return the whole model that an ask is about. Raises as `Frozen.beside`."""
+        """Return the whole model of an ask. Raises as `Frozen.beside`."""
         return self.rows.frozen.beside(ask.parameters)
 
     @cached_property
@@ -218,7 +217,7 @@ class Client:
         return {**model, **tensors, "steps": steps, "loss": loss, "rows": rows}
 
     def _take_up(self, done: State, kept: Mapping[str, dict[str, Tensor]]) -> tuple[int, float, int]:
-        """Go back to where `_halfway` was called, if it was; return the steps taken, their loss and rows."""
+        """Return to where `_halfway` was called, if it was; return the steps taken, their loss and rows."""
         if not done:
             return 0, 0.0, 0
         modules.load(self.model, under("model/", done))
@@ -234,7 +233,7 @@ class Client:
         return self.params.rate(ask.stamp.round, self._rounds)
 
     def state(self) -> State:
-        """Return what lots and noise follow from, if any, and releases.
+        """Return the state of lots and noise, if any, and releases.
 
         Batches follow from the round, the model from the ask.
         """
@@ -248,7 +247,7 @@ class Client:
 
 @dataclass(frozen=True)
 class LocalWork:
-    """The work of one silo in one round; its result is what the silo uploads."""
+    """The work of one silo in one round; its result is the silo's upload."""
 
     silo: Client
     ask: TrainOn

@@ -43,7 +43,7 @@ from moretta.protocols.fedsgd.params import Epochs
 
 
 def loops(protocol: Training, silos: Sequence[Silo], rounds: int) -> dict[str, Function]:
-    """Return the loops of the silos that have one: a silo's own (`Silo.fit`), else the protocol's."""
+    """Return the loops of silos: a silo's own (`Silo.fit`), else the protocol's."""
     common = imported(protocol.fit) if isinstance(protocol, Epochs) and protocol.fit is not None else None
     fits = {silo.name: fit for silo in silos if not silo.remote and (fit := silo.fit or common) is not None}
     return {silo: fit.at(silo, rounds) if hasattr(fit, "at") else fit for silo, fit in fits.items()}
@@ -52,11 +52,11 @@ def loops(protocol: Training, silos: Sequence[Silo], rounds: int) -> dict[str, F
 def fitted(
     fit: Function, model: nn.Module, x: Tensor, y: Tensor, loss: Loss, number: int, pull: float = 0.0
 ) -> tuple[dict[str, Array], int]:
-    """Train by a loop of the user's own; return the upload, ``gradient/<name>``, ``loss``, ``buffer/<name>``, and rows.
+    """Train by the user's own loop; return the upload, ``gradient/<name>``, ``loss``, ``buffer/<name>``, and rows.
 
-    model: with the round's weights; the loop is given a copy, and afterwards it has the loop's. x, y: all rows of the
-    silo. pull: FedProx's mu. The loss is that of the loop's last model, over all rows, in evaluation.
-    Raises `moretta.errors.RowsError` where the loop fails or returns what cannot be summed; the sentence stays here.
+    model: has the round's weights; the loop gets a copy, and afterwards it has the loop's. x, y: all rows of the silo.
+    pull: FedProx's mu. The loss is the last model's, over all rows, in evaluation.
+    Raises `moretta.errors.RowsError` if the loop fails or returns what cannot be summed; the sentence stays here.
     """
     before = model.state_dict()  # as it is until `load`, as the loop is given a copy
     trained, buffers, where = modules.trainable(model), modules.running_buffers(model), f"fit `{named(fit)}`"
@@ -82,7 +82,7 @@ def fitted(
 
 
 class _Pull:
-    """Adds mu (w - W) to each gradient of a parameter, unless that is added to one which has it already."""
+    """Adds mu (w - W) to each gradient of a parameter, unless an accumulated one has it already."""
 
     def __init__(self, parameter: Tensor, mu: float) -> None:
         self.added, self._parameter, self._start, self._mu = 0, parameter, parameter.detach().clone(), mu

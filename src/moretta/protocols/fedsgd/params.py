@@ -67,7 +67,7 @@ class Epochs(PrivateTraining):
 
     @property
     def pull(self) -> float:
-        """How strongly a silo is held near the model that it was sent: mu, 0 for not at all."""
+        """How strongly a silo is held near the model that it received: mu, 0 for not at all."""
         return 0.0
 
     def _idle(self) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ class FedProx(Epochs):
 
     @property
     def pull(self) -> float:
-        """That is mu."""
+        """Return mu."""
         return self.mu
 
 

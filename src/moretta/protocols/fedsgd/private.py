@@ -83,7 +83,7 @@ class PrivateGradient:
         return dict(self.noise.noised(totals, encoding, *purpose, sums=sums))
 
     def purpose(self, parameters: Tensors, now: Stamp) -> Purpose:
-        """Return the purpose for which one upload's lot and noise are drawn."""
+        """Return the purpose of one upload's lot and noise."""
         return self.noise.purpose(now, self._rows.of.digest, digest_of(parameters))
 
     def clipped_sum(
@@ -91,8 +91,8 @@ class PrivateGradient:
     ) -> dict[str, NDArray[np.float64]]:
         """Return sum_i g_i / max(1, |g_i| / C), by parameter; g_i is the mean over the rows of contribution i.
 
-        rows: of all contributions, one after the other. sizes: how many rows each has; () is one row each.
-        At most `MOST_ENTRIES` entries of the rows' own gradients are held at once, or those of one contribution.
+        rows: of all contributions, concatenated. sizes: the rows of each; () is one row each. At most `MOST_ENTRIES`
+        entries of the rows' own gradients are held at once, or those of one contribution.
         """
         trained = {name: parameter.detach() for name, parameter in modules.trainable(model).items()}
 
@@ -120,7 +120,7 @@ class PrivateGradient:
         return modules.on_host(total)
 
     def check(self, model: nn.Module) -> None:
-        """Raise `moretta.errors.ParameterError` where a row has no gradient of its own in this model."""
+        """Raise `moretta.errors.ParameterError` if a row has no gradient of its own in this model."""
         refuse_mixing(model, "dp-noise needs the gradient of each row alone", frozen=True)
         try:
             with _seeded(model, self.noise.root, "dp check"):
@@ -134,12 +134,12 @@ class PrivateGradient:
 
 @dataclass(frozen=True)
 class PrivateUpdate:
-    """Noise on a silo's whole update: the silo is hidden, and with it all of its rows. noise: clips it and is added."""
+    """Noise on a silo's whole update, which hides the silo with all its rows. noise: clips the update and is added."""
 
     noise: SiloNoise
 
     def check(self, model: nn.Module) -> None:
-        """Raise `moretta.errors.ParameterError` where a model has more to average than its parameters."""
+        """Raise `moretta.errors.ParameterError` if a model averages more than its parameters."""
         if buffers := modules.running_buffers(model):
             raise ParameterError(
                 f"`{next(iter(buffers))}` is a running statistic of rows, and under dp-noise silos upload no more than "

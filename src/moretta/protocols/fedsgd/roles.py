@@ -75,5 +75,5 @@ def build_local(protocol: Training, setting: Setting) -> Roles:
 
 
 def left(client: Role) -> Left:
-    """Return what a silo's role leaves at its site: where it added noise, the privacy of its own rows."""
+    """Return what a silo's role leaves at its site: the privacy of its own rows, if it added noise."""
     return Left(privacy=client.privacy()) if isinstance(client, Client) else Left()

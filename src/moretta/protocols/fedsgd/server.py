@@ -24,7 +24,7 @@ from moretta.secure_aggregation.sums import query_of
 class Server:
     """FedSGD's server, and with `Epochs` that of federated averaging and FedProx.
 
-    accountant: where silos add noise, states their privacy; they then upload nothing but gradients.
+    accountant: if silos add noise, states their privacy; they then upload only gradients.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Server:
         return Report(loss | figures | clipped | validation)
 
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
-        """Release the model as it is: every silo has seen it anyway."""
+        """Release the model, which every silo has seen anyway."""
         parameters = modules.arrays(self._model)
         facts = (
             {} if self._accountant is None else self._accountant.facts(self._accountant.releases.count, self._shapes)
@@ -84,7 +84,7 @@ class Server:
         return (yield from self._enrolment.scored(now, outcome, parameters))
 
     def state(self) -> State:
-        """Return model, optimizer, what was agreed once, and under an accountant what was released."""
+        """Return model, optimizer, the run's agreement, and under an accountant the releases."""
         model = {f"model/{name}": value for name, value in modules.arrays(self._model).items()}
         released = self._accountant.releases.state() if self._accountant else {}
         return {**model, **self._stepper.state(), **self._enrolment.state(), **released}
@@ -99,7 +99,7 @@ class Server:
 
 
 class LoneServer:
-    """Tells each silo to step alone; learns losses, and the models at the end, for the comparison only."""
+    """Has each silo step alone; learns only losses, and at the end the models, for the comparison."""
 
     def __init__(self, setting: Setting, enrolment: Enrolment) -> None:
         self.phase: Phase = no_phase
