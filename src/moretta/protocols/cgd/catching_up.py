@@ -1,4 +1,4 @@
-"""Who has stepped by which sum, and how those who missed one take D from those who did not."""
+"""The steps of groups' members: which members missed one, and how they take D from the others."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -14,7 +14,7 @@ LATE = Missing(Reason.DISCONNECTED, "it missed a sum and has not caught up")
 
 
 class CatchingUp:
-    """What the aggregator knows of each group's steps. groups: who shares which layers."""
+    """The aggregator's knowledge of each group's steps. groups: participants that share layers."""
 
     def __init__(self, groups: Mapping[str, Group]) -> None:
         self._groups = groups
@@ -24,7 +24,7 @@ class CatchingUp:
 
     @property
     def late(self) -> set[str]:
-        """Who has missed a sum of any group and has not caught up."""
+        """The participants that have missed a sum of any group and have not caught up."""
         return set[str]().union(*self._behind.values())
 
     def up_to_date(self, group: str, members: Sequence[str]) -> list[str]:
@@ -32,14 +32,14 @@ class CatchingUp:
         return [member for member in members if member not in self._behind[group]]
 
     def stepped(self, group: str, number: int, asked: Sequence[str], stepped: Iterable[str]) -> None:
-        """Note that a group's sum of a round went out, and who of those that were sent it has stepped."""
+        """Note that a group's sum of a round was sent, and which recipients have stepped."""
         self._summed[group] = self._last[group] = number
         self._behind[group] |= set(asked) - set(stepped)
 
     def locate(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
-        """Ask who has stepped by how many rounds' sums; those who missed some take D from the others.
+        """Ask all how many rounds' sums they have stepped by; those behind take D from the others.
 
-        Raises `moretta.errors.RunFailed` where all who have stepped by a group's last sum are missing.
+        Raises `moretta.errors.RunFailed` if all that have stepped by a group's last sum are missing.
         """
         replies = yield from self._whereabouts(now, cohort)
         if replies.missing:
@@ -58,7 +58,7 @@ class CatchingUp:
         return None
 
     def look_again(self, now: Stamp, cohort: Sequence[str]) -> Exchange[None]:
-        """Ask those who are behind how far they are: perhaps only an answer was lost, and nobody takes D twice."""
+        """Ask those behind for their step: perhaps only an answer was lost, and nobody takes D twice."""
         late = [name for name in cohort if name in self.late]
         if not late:
             return
@@ -78,7 +78,7 @@ class CatchingUp:
         return (yield Ask.all(of, Where(stamp=at(now, EVERYBODY)), Here, check))
 
     def _bring_up(self, now: Stamp, cohort: Sequence[str]) -> Exchange[None]:
-        """Have those who are behind take their group's D, sealed by a member that is up to date."""
+        """Have those behind take their group's D, sealed by a member that is up to date."""
         for name, behind in self._behind.items():
             ahead = [member for member in self._groups[name].members if member in cohort and member not in behind]
             present = [member for member in self._groups[name].members if member in behind and member in cohort]

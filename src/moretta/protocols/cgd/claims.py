@@ -12,7 +12,7 @@ DERIVED = "the derivation in `docs/alignment.md`"
 
 
 def has_pairs(record: Record) -> bool:
-    """Return whether two participants alone share layers, by the warnings of a run."""
+    """Return whether only two participants share some layers, by the warnings of a run."""
     return any("nobody else" in warning for warning in record.get("warnings", ()))
 
 
@@ -45,7 +45,7 @@ is_regularised = is_on("protocol", "weight-decay", "`weight-decay` is above 0")
 
 
 def _alone(record: Record) -> str:
-    """Return how well D alone predicts, and the worst confined model, if the run says it."""
+    """Return how well D alone predicts, and the worst confined model, if the run reports it."""
     test = record["test"]
     figures = test.get("displacement") or {}
     if figures.get("accuracy") is not None and test.get("accuracy") is not None:

@@ -1,14 +1,14 @@
-"""A participant: its confined model, its displacement D, and the groups that it shares layers with.
+"""A participant: its confined model, its displacement D, and the groups that share its layers.
 
 **One z a take** (`Client._hold`): in a take of a round a participant repeats its answer, or refuses.
 
 A row's z is masked by keystreams of its stamp. Two z under one stamp would give their difference, X_ij (D - D'), to
 anyone who relays them; two under two attempts, or in two sessions, would give it to the row's head. Anyone who can
-choose D then has X_ij. Two Delta under one sum give the difference of what this participant adds to it, and the head
-chooses Delta. So all that z follows from (rows, weights and encoding), what is joined to it, and Delta stay as they
-first were in a take. What z follows from is held, and not z: else a refusal would tell whether a change of D changes
-it. Where all rows are used, all takes of a round have the same rows, and the round has one z; Delta follows dropout
-too, which each take draws anew.
+choose D then has X_ij. Two Delta under one sum give the difference of this participant's parts of it, and the head
+chooses Delta. So all that z follows from (rows, weights and encoding), what is joined to it, and Delta keep their first
+values in a take. The inputs of z are held, and not z: otherwise a refusal would show whether a change of D changes z.
+If all rows are used, all takes of a round have the same rows, and the round has one z; Delta also follows from dropout,
+which each take draws anew.
 
 A digest of each is recorded before the answer leaves (`moretta.secure_aggregation.one_sum`), so a restart, an earlier
 checkpoint or another session changes nothing. A round that is repeated from the same state has the same z.
@@ -60,11 +60,11 @@ ON_ROWS = (messages.DescribeRows, AskMoments, Begin, Forward, Join, Contribute) 
 
 @dataclass(frozen=True)
 class GridPosition:
-    """What a participant knows of the grid; all of it is public.
+    """A participant's public place in the grid.
 
-    `me`: its name. `row`: the holders of columns of the same rows, itself included. `head`: who of them has the labels;
-    None where each participant has a model of its own. `columns`: the indices of its columns, empty where it has all.
-    `groups`: those it shares layers with, by name, also where it is the only member.
+    `me`: its name. `row`: the holders of columns of the same rows, itself included. `head`: the one with the labels;
+    None if each participant has its own model. `columns`: the indices of its columns, empty for all. `groups`: the
+    groups of its layers by name, also those with no other member.
     """
 
     me: str
@@ -77,9 +77,9 @@ class GridPosition:
 class Client:
     """Answers for one participant (Algorithms 1 and 2).
 
-    `model`: the whole architecture, as everybody has it. `order`: its rows, in the order of its row of the grid.
-    `root`: of its start. `contributors`, `statistics`: by group; the statistics are those that it gives. `setup`: what
-    else it needs to take part. `blind`: whether sums are hidden from anyone who relays them.
+    `model`: the whole architecture, the same for all. `order`: its rows, in the order of its row of the grid. `root`:
+    of its start. `contributors`, `statistics`: by group. `setup`: its other inputs. `blind`: whether sums are hidden
+    from their relay.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class Client:
     # Starts
 
     def _own_module(self, model: nn.Module) -> nn.Module | None:
-        """Return the module that this participant runs by itself; None where a row runs one together."""
+        """Return the module that this participant runs alone; None if its row runs one together."""
         if self._position.head is not None:
             return None
         if self._layers is None:
@@ -196,7 +196,7 @@ class Client:
         return local.narrowed(model, self._layers, len(self._position.columns)).train()
 
     def _confined(self) -> dict[str, Array]:
-        """Return w_l(1): of all tensors that this participant holds."""
+        """Return w_l(1) of all tensors that this participant holds."""
         shared = local.shared_biases(self._params, self._template)
         own = [name for name in self.displacement if name not in shared]
         return local.confined(self._params, self._around(), own, self._position.me, self._root)
@@ -211,16 +211,16 @@ class Client:
         return around
 
     def model(self) -> dict[str, Array]:
-        """Return w_l(k) of the tensors that this participant holds, which nobody else is to see."""
+        """Return w_l(k) of this participant's tensors, which nobody else may see."""
         return self._tied_together(summed(self._start, self.displacement))
 
     def displaced(self) -> dict[str, Array]:
-        """Return D added to the point that starts are confined around, which everybody who shares the layers knows."""
+        """Return D added to the centre of the starts, which all that share the layers know."""
         own = {name: value for name, value in self._start.items() if name not in self.displacement}
         return self._tied_together(summed(self._around() | own, self.displacement))
 
     def _tied_together(self, weights: dict[str, Array]) -> dict[str, Array]:
-        """Return the weights with tied tensors alike under each name; the first name is the trained one."""
+        """Return the weights with equal tied tensors under each name; the first name is the trained one."""
         return weights | {name: weights[first] for name, first in self._ties.items()}
 
     @property
@@ -262,7 +262,7 @@ class Client:
         return {name: passed.gradients[name] + np.asarray(decay * weights[name]) for name in group.shapes}
 
     def _asked(self, ask: Contribute, group: str) -> Query:
-        """Return what an upload answers: the ask, what the set-up agreed on, and the group's D and number of steps."""
+        """Return the query of an upload: the ask, the set-up's agreement, and the group's D and number of steps."""
         if group not in self._moved:
             self._moved[group] = digest_of({name: self.displacement[name] for name in self._group(group).shapes})
         agreed = (self._agreed.get(group, b""), self._moved[group], encode_parts(self._steps[group]))
@@ -293,7 +293,7 @@ class Client:
             raise PeerError(f"expected a sum over members of group `{group}`")
 
     def _read(self, ask: Descend | Scored, group: str, about: Query) -> Sum:
-        """Return the value of a blind sum. about: what the uploads in it answered."""
+        """Return the value of a blind sum. about: the query of its uploads."""
         relayed, key = Relayed(ask.tensors, ask.weight, ask.silos), self._group_keys.key(group)
         return self._contributor(group).read(ask.stamp, relayed, ask.encoding, key, asked=about)
 
@@ -341,7 +341,7 @@ class Client:
         return z
 
     def _join(self, ask: Join) -> messages.Deltas:
-        """Complete z, pass forward through the upper layers and backward to z, and take one's own gradient."""
+        """Complete z, pass forward through the upper layers and backward to z, and take the own gradient."""
         if self._layers is None or self._position.head != self._position.me:
             raise MisuseError("was asked to join a row's first layer without having its labels")
         own = self._part_of_z(ask.stamp)
@@ -391,7 +391,7 @@ class Client:
         return Done(stamp=ask.stamp)
 
     def _take_gradient(self, stamp: Stamp, delta: Tensor, passed: local.Local) -> None:
-        """Keep this attempt's gradients: the upper layers' as they are, and the own part of the first layer's."""
+        """Keep this attempt's gradients: the upper layers', and the own part of the first layer's."""
         if self._own_z is None or self._layers is None:
             raise MisuseError("a gradient was asked for before a forward pass")
         with self.phase("local_backward"):
@@ -401,10 +401,10 @@ class Client:
         self._local = stamp, local.Local(gradients, passed.loss, passed.rows, {})
 
     def _hold(self, stamp: Stamp, name: str, *content: Array | bytes, whole: bool) -> None:
-        """Hold a take to this content, before what follows from it leaves; where `whole`, all takes of the round.
+        """Bind a take to this content before an answer from it leaves; if `whole`, bind all takes of the round.
 
-        Raises `moretta.errors.SumSpent` for another content, with the next take; `moretta.errors.PeerError` where
-        `whole`, as no take is free.
+        Raises `moretta.errors.SumSpent` for another content, with the next take; `moretta.errors.PeerError` if `whole`,
+        because no take is free.
         """
         take = 0 if whole else stamp.take
         if self._setup.answers.hold(stamp.run, f"{name} of round {stamp.round}, take {take}", *map(_digest, content)):
@@ -417,7 +417,7 @@ class Client:
         )
 
     def _hold_z(self, ask: Forward | Join, *others: Array) -> None:
-        """Hold a take to what its z follows from. others: what a head joins to its own part."""
+        """Bind a take to the inputs of its z. others: what a head joins to its own part."""
         layers = self._layers
         weights = np.empty(0) if layers is None else self.model()[layers.weight]
         follows = (self._rows.of.digest, weights, str(ask.fraction_bits).encode(), *others)
@@ -511,7 +511,7 @@ def _summed_in(group: str) -> str:
 
 
 def _displacement_after(steps: int) -> str:
-    """Return the purpose that D is sealed for: D of one round cannot be given out as that of another."""
+    """Return the purpose of a sealed D: one round's D cannot pass as another's."""
     return f"displacement after {steps}"
 
 

@@ -52,12 +52,12 @@ def run_of(group: str, run: str) -> str:
 
 
 def row_group(row: str) -> str:
-    """Return the name of the group that a row of the grid is; no other group has it."""
+    """Return the name of a grid row's group, which no other group has."""
     return f"row={row}"
 
 
 def row_groups(grid: Grid) -> dict[str, tuple[str, ...]]:
-    """Return the rows of a joint grid as groups of their own. The head comes first, as it draws the row's key."""
+    """Return the rows of a joint grid as groups. The head comes first, because it draws the row's key."""
     return {
         row_group(row): (grid.heads[row], *(name for name in names if name != grid.heads[row]))
         for row, names in grid.rows.items()
@@ -65,15 +65,15 @@ def row_groups(grid: Grid) -> dict[str, tuple[str, ...]]:
 
 
 def group_of(stamp: Stamp) -> str:
-    """Return the group that a message is about."""
+    """Return the group of a message."""
     return stamp.run.rpartition("/")[0]  # a run's own id has no slash, a row's name may
 
 
 @dataclass(frozen=True)
 class Membership:
-    """Who is in which group, as every participant was sent it at the start; public.
+    """The members of each group, as every participant received them at the start; public.
 
-    grid: its digest. groups: those that have a key, and that of everybody, by name. The first member present draws.
+    grid: its digest. groups: those with a key, and that of all participants, by name. The first member present draws.
     """
 
     grid: bytes
@@ -95,7 +95,7 @@ class Membership:
 class GroupKeys:
     """One participant's keys.
 
-    set_up: its half of the agreement with everybody. membership: what keys are checked against.
+    set_up: its half of the agreement with all participants. membership: which members a key may have.
     """
 
     def __init__(self, me: str, set_up: SetUp, membership: Membership) -> None:
@@ -103,17 +103,17 @@ class GroupKeys:
         self._keys = dict[str, bytes]()  # by group, of this set-up
 
     def answer(self, message: Message) -> Message | None:
-        """Answer a message of the agreement on seeds, which ends the groups' keys; None to any other message."""
+        """Answer a message of the agreement on seeds, which ends the groups' keys; None for any other message."""
         reply = self._set_up.answer(message)
         if reply is not None:
             self._keys.clear()
         return reply
 
     def draw(self, stamp: Stamp, members: Sequence[str]) -> dict[str, bytes]:
-        """Draw the key of the stamp's group, once a set-up; return it sealed for each of the others.
+        """Draw the key of the stamp's group, once a set-up; return it sealed for each other member.
 
-        Raises `moretta.errors.PeerError` for members that are not those of the grid's group who agreed on seeds, in
-        order, and where another of them is the one to draw.
+        Raises `moretta.errors.PeerError` for members other than those of the grid's group who agreed on seeds, in
+        order, and if another of them must draw.
         """
         present = self._present(stamp)
         if tuple(members) != present:
@@ -130,9 +130,9 @@ class GroupKeys:
         }
 
     def take(self, stamp: Stamp, maker: str, sealed: bytes) -> bool:
-        """Open and keep the key of the stamp's group; return whether `maker` sealed it so, and no other before.
+        """Open and keep the key of the stamp's group; return whether `maker` sealed it, and no other before.
 
-        Raises `moretta.errors.PeerError` for a maker that is not the one to draw it.
+        Raises `moretta.errors.PeerError` for a maker that must not draw it.
         """
         self._check_maker(stamp, maker, self._present(stamp))
         if maker == self._me:
@@ -144,7 +144,7 @@ class GroupKeys:
         return len(key) == KEY_BYTES and self._keys.setdefault(group_of(stamp), key) == key
 
     def key(self, group: str) -> bytes:
-        """Return a group's key. Raises `moretta.errors.MisuseError` before there is one."""
+        """Return a group's key. Raises `moretta.errors.MisuseError` without one."""
         if group not in self._keys:
             raise MisuseError(f"group `{group}` has no key yet; expected a set-up before")
         return self._keys[group]
@@ -165,19 +165,19 @@ class GroupKeys:
             ) from None
 
     def seal_for(self, stamp: Stamp, what: str, peer: str, content: bytes) -> Array:
-        """Return bytes that only this participant and a peer open, uint8[...]: under their own seed, not a group's."""
+        """Return bytes that only this participant and a peer can open, uint8[...], under their own seed."""
         sealed = _sealed(self._seed(peer), content, *_purpose(stamp, what, self._me, peer))
         return np.frombuffer(sealed, dtype=np.uint8)
 
     def open_from(self, stamp: Stamp, what: str, peer: str, sealed: Array) -> bytes:
-        """Return what a peer sealed for this one. Raises `moretta.errors.PeerError` if it was not sealed so."""
+        """Return a peer's sealed bytes. Raises `moretta.errors.PeerError` if it did not seal them so."""
         try:
             return _opened(self._seed(peer), np.ascontiguousarray(sealed).data, *_purpose(stamp, what, peer, self._me))
         except InvalidTag:
             raise PeerError(f"`{what}` is not as `{peer:.64}` sealed it for `{self._me}` and {stamp}") from None
 
     def row_masks(self, stamp: Stamp, peers: Sequence[str], shape: tuple[int, ...], fraction_bits: int) -> list[Mask]:
-        """Return the masks that this participant shares with others of its row in one sum of z."""
+        """Return this participant's masks with others of its row in one sum of z."""
         agreement, _ = self._set_up.agreed
         label = label_of(stamp, agreement.cohort.digest, {"z": shape}, {"z": fraction_bits}, b"")
         return [(self._me < peer, pair_key(Extracted(self._seed(peer)), label, self._me, peer)) for peer in peers]
@@ -185,7 +185,7 @@ class GroupKeys:
     def digest(self, stamp: Stamp, ids: Sequence[str]) -> bytes:
         """Return HMAC-SHA256 of ids in order under the group's key.
 
-        Anyone who relays it learns whether two are equal and nothing else. Members could test a guess of all ids.
+        Its relay learns whether two are equal and nothing else. Members could test a guess of all ids.
         """
         content = encode_parts(stamp.run, stamp.round, stamp.attempt, stamp.take, *ids)
         return hmac.new(derive(self.key(group_of(stamp)), "ids"), content, hashlib.sha256).digest()

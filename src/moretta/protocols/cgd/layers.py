@@ -19,10 +19,10 @@ from moretta.protocols.common import modules
 
 @dataclass(frozen=True)
 class Layers:
-    """A network as its first linear layer, [H1, d], and all that comes after it.
+    """A network as its first linear layer, [H1, d], and all layers after it.
 
-    weight, bias: the first layer's tensors by PyTorch's names; bias is "" where it has none. width: H1. columns: d.
-    upper: what turns z, [rows, H1], into outputs, with the network's own names of its tensors.
+    weight, bias: the first layer's tensors by PyTorch's names; bias is "" without one. width: H1. columns: d. upper:
+    turns z, [rows, H1], into outputs, with the network's own names of its tensors.
     """
 
     weight: str
@@ -65,7 +65,7 @@ class Layers:
 
 
 def joined(weights: Sequence[Array], columns: Sequence[Sequence[int]], total: int) -> Array:
-    """Return the first layer's weight [H1, d] of parts [H1, d_j]; columns that no part holds get 0."""
+    """Return the first layer's weight [H1, d] of parts [H1, d_j]; columns without a holder get 0."""
     whole = np.zeros((len(weights[0]), total), dtype=weights[0].dtype)
     for part, indices in zip(weights, columns, strict=True):
         whole[:, list(indices)] = part
@@ -73,7 +73,7 @@ def joined(weights: Sequence[Array], columns: Sequence[Sequence[int]], total: in
 
 
 def summed(start: Tensors, displacement: Mapping[str, Array]) -> dict[str, Array]:
-    """Return w = w(1) + D in the start's dtypes; tensors that are not trained stay as they are."""
+    """Return w = w(1) + D in the start's dtypes; untrained tensors stay as they are."""
     return {
         name: (value + displacement[name]).astype(value.dtype) if name in displacement else value
         for name, value in start.items()
@@ -93,16 +93,16 @@ class Group:
 
     @property
     def summed(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of all that is summed."""
+        """The shapes of all summed tensors."""
         return {**self.shapes, **({"loss": ()} if self.tells_loss else {})}
 
 
 def groups_of(grid: Grid, shapes: Mapping[str, tuple[int, ...]], first: str, *, joint: bool) -> dict[str, Group]:
-    """Return who shares which layers, by the group's name.
+    """Return the groups that share layers, by name.
 
-    shapes: of all tensors that are trained. first: the name of the first layer's weight, [H1, d], whose columns are
-    split; unused where no columns are split and all share all. joint: the rows' heads share the rest, else everybody.
-    Differs from the paper: a first layer's bias, which Algorithm 2 lacks, goes with the layers above it.
+    shapes: of all trained tensors. first: the name of the first layer's weight, [H1, d], whose columns are split;
+    unused if all participants share all layers. joint: the rows' heads share the rest, else all participants do.
+    Differs from the paper: a first layer's bias, which Algorithm 2 lacks, belongs to the layers above it.
     """
     everybody = tuple(grid.parts)
     if not any(part.columns for part in grid.parts.values()):

@@ -1,10 +1,10 @@
-"""What a participant computes by itself: its confined start, a model's gradient, or one part of a joint model's.
+"""A participant's own computations: its confined start, a model's gradient, or one part of a joint model's.
 
 Gradients are deterministic in weights, rows and round. Confined starts: w_l(1) = delta_l * Rand_l (`cgd.txt`, Eq. 11),
 from a participant's secret root.
 
 The root comes from the operating system and never leaves the participant. A tensor's start follows from root, name and
-shape alone, so it is not stored but made again whenever it is needed. The common part of all starts is public.
+shape alone, so it is recomputed and not stored. The common part of all starts is public.
 """
 
 import copy
@@ -54,7 +54,7 @@ def whole_gradient(
 
 
 def narrowed(model: nn.Module, layers: Layers, columns: int) -> nn.Module:
-    """Return a copy of an N-layer network for so many columns; its first weight is yet to be loaded."""
+    """Return a copy of an N-layer network for `columns` columns; its first weight is yet to be loaded."""
     narrow = copy.deepcopy(model)
     name, _, _ = layers.weight.rpartition(".")
     first = nn.Linear(columns, layers.width, bias=bool(layers.bias))
@@ -108,18 +108,18 @@ def noise(root: SecretRoot, name: str, shape: tuple[int, ...], delta: float) -> 
 
 
 def shared_biases(params: CGD, model: nn.Module) -> list[str]:
-    """Return the names of the biases that begin alike for everybody: those of all layers with weights but the last."""
+    """Return the names of the biases with one start for all: those of all layers with weights but the last."""
     layers = [name for name, module in model.named_modules() if isinstance(module, LAYERS)]
     trained = modules.trainable(model)
     return [f"{name}.bias" for name in layers[:-1] if params.hidden_bias == "shared" and f"{name}.bias" in trained]
 
 
 def centers(params: CGD, model: nn.Module, seed: int) -> dict[str, Array]:
-    """Return what starts are confined around, by PyTorch's names: all parameters and buffers of the model.
+    """Return the centres of the starts, by PyTorch's names: all parameters and buffers of the model.
 
     Shared biases are standard normal numbers, which follow from the seed of the training and are as public.
 
-    Scale and shift of normalisation layers keep their values, whatever `around` says: near zero they would shut the
+    Scale and shift of normalisation layers keep their values, whatever `around` is: near zero they would shut the
     network. Differs from the paper, whose networks have none.
     """
     values = modules.arrays(model)

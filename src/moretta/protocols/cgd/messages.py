@@ -14,12 +14,12 @@ LAST = 2**31 - 1  # round that there can be; 0 is before the first
 
 @message("cgd/where")
 class Where(Message):
-    """Say by how many rounds' sums you have stepped, by group."""
+    """Report how many rounds' sums you have stepped by, by group."""
 
 
 @message("cgd/here")
 class Here(Message):
-    """The last round by whose sum the participant stepped, by group that it shares layers with; 0 before the first."""
+    """The last round whose sum the participant stepped by, for each group of its layers; 0 before the first."""
 
     steps: Annotated[Mapping[str, int], within(0, LAST)]
 
@@ -48,33 +48,33 @@ class TakeKey(Message):
 
 @message("cgd/key-taken")
 class KeyTaken(Message):
-    """Whether the participant has the group's key now; a key that was not sealed for it cannot be opened."""
+    """Whether the participant now has the group's key; it cannot open one that was not sealed for it."""
 
     opened: bool
 
 
 @message("cgd/use-alignment")
 class UseAlignment(Message):
-    """Say by which alignment your rows are in order. found: whether to use the one that was just found."""
+    """Report the alignment that orders your rows. found: whether to use the one found last."""
 
     found: bool
 
 
 @message("cgd/alignment-used")
 class AlignmentUsed(Message):
-    """HMAC-SHA256 of the alignment's digest under the row's key; empty where the rows were not aligned."""
+    """HMAC-SHA256 of the alignment's digest under the row's key; empty without an alignment."""
 
     digest: Annotated[bytes, length(0, 32)]
 
 
 @message("cgd/describe-rows")
 class DescribeRows(Message):
-    """Say how many rows you have, and a digest of their ids under the row's key."""
+    """Report the number of your rows, and a digest of their ids under the row's key."""
 
 
 @message("cgd/rows")
 class RowsDescribed(Message):
-    """How many rows there are, and HMAC-SHA256 of their ids in order under the row's key; empty without ids."""
+    """The number of rows, and HMAC-SHA256 of their ids in order under the row's key; empty without ids."""
 
     rows: Annotated[int, within(1)]
     digest: Annotated[bytes, length(0, 32)]
@@ -96,7 +96,7 @@ class Partial(Message):
 
 @message("cgd/join")
 class Join(Message):
-    """The others' parts of z in sum, still under the masks that they share with you; no rows where you are alone."""
+    """The sum of the others' parts of z, still under their masks with you; no rows if you are alone."""
 
     words: Annotated[Array, shaped(2, "uint64")]
     fraction_bits: int
@@ -118,7 +118,7 @@ class Backward(Message):
 
 @message("cgd/done")
 class Done(Message):
-    """The participant has done what it was asked."""
+    """The participant has done as asked."""
 
 
 @message("cgd/contribute")
@@ -143,7 +143,7 @@ class Descend(Message):
 
 @message("cgd/scored")
 class Scored(Message):
-    """The sum of the scores of the group's models on the rows that its members hold back. Fields: see `Descend`."""
+    """The sum of the scores of the group's models on its members' held-out rows. Fields: see `Descend`."""
 
     tensors: Tensors
     weight: Array
@@ -153,17 +153,17 @@ class Scored(Message):
 
 @message("cgd/step-alone")
 class StepAlone(Message):
-    """Step by your own gradient of this group's layers: nobody shares them."""
+    """Step by your own gradient of this group's layers, which nobody shares."""
 
 
 @message("cgd/show-displacement")
 class ShowDisplacement(Message):
-    """Seal D of this group's layers for members that missed some steps."""
+    """Seal D of this group's layers for members that missed steps."""
 
 
 @message("cgd/displacement")
 class Displacement(Message):
-    """D of the group's layers after so many rounds, and the norms of its sums, by which the next ones are clipped.
+    """D of the group's layers after these rounds, and the norms of its sums, which clip the next ones.
 
     sealed: under the group's key. steps: the round.
     """
@@ -174,7 +174,7 @@ class Displacement(Message):
 
 @message("cgd/catch-up")
 class CatchUp(Message):
-    """Take D of the group's layers, and the norms of its sums, as another member sealed them, in place of your own."""
+    """Replace your D of the group's layers, and the norms of its sums, by those that another member sealed."""
 
     maker: str
     sealed: Octets

@@ -51,7 +51,7 @@ def build(protocol: CGD, setting: Setting) -> Roles:
 
 
 def left(client: Role) -> Left:
-    """Return what a participant leaves at its own site: its model, which nobody else has, and scores it has read."""
+    """Return what a participant leaves at its own site: its model, which nobody else has, and its scores."""
     return Left(model=client.model(), scores=client.scores) if isinstance(client, Client) else Left()
 
 
@@ -147,7 +147,7 @@ def _too_small(grid: Grid, groups: Mapping[str, Group], *, joint: bool) -> list[
 
 
 def _columns_of(setting: Setting, grid: Grid, group: Group, first: str) -> ColumnRules:
-    """Return which input columns a group prepares together: its part's, or all where no column is split."""
+    """Return the input columns that a group prepares together: its part's, or all if no column is split."""
     if not first:
         return setting.columns
     return setting.columns.of(grid.parts[group.members[0]].columns if first in group.shapes else ())
@@ -164,9 +164,9 @@ def _rows_in(
     *,
     targets: bool,
 ) -> SiloRows:
-    """Return a participant's rows in an order. row: of the grid. alone: takes how columns are that nobody else has.
+    """Return a participant's rows in an order. row: of the grid. alone: receives the preparation of unshared columns.
 
-    targets: whether it brings targets to scale by itself, if it has them.
+    targets: whether it scales targets itself, if it has them.
     """
     own, y = in_order(silo, order), setup.y if order is None or not len(setup.y) else setup.y[order]
     in_given_order = protocol.batches == "in-order"
@@ -266,13 +266,13 @@ def _no_ids(name: str) -> str:
 
 
 class WholeModels:
-    """Confined models put together from their holders, which only a simulation on one machine can do.
+    """Confined models joined from their holders' parts, which only a simulation on one machine can do.
 
-    A row of a joint grid has one model, whose first layer's parts never leave their holders in a real federation. Here
-    they are joined to be measured, and the run folder says that it was a simulation.
+    A row of a joint grid has one model, whose first layer's parts never leave their holders in a real federation. They
+    are joined for measurement, and the run folder states that it was a simulation.
 
-    model: the whole architecture. layers: of a network whose columns are split; None where they are not. alone: how
-    columns are prepared that a participant shares with nobody, by its name.
+    model: the whole architecture. layers: of a network with split columns; None without. alone: the preparation of
+    columns that only one participant has, by its name.
     """
 
     def __init__(
@@ -289,7 +289,7 @@ class WholeModels:
         self._enrolments, self._alone = enrolments, alone
 
     def models(self) -> Mapping[str, Tensors]:
-        """Return all confined models: by row where a row has one together, else by participant.
+        """Return all confined models: by row if a row has one together, else by participant.
 
         Columns that a model does not read have weight 0.
         """
@@ -298,12 +298,12 @@ class WholeModels:
         return {owner: self._joined(names, lambda client: client.model()) for owner, names in owners.items()}
 
     def displaced(self) -> Tensors:
-        """Return D as a model of its own, added to the point that starts are confined around."""
+        """Return D as a model of its own, added to the centre of the starts."""
         owners = [(name,) for name in self._clients] if self._layers is None else self._grid.rows.values()
         return self._joined(next(iter(owners)), lambda client: client.displaced())
 
     def _joined(self, names: Sequence[str], make: Callable[[Client], Tensors]) -> dict[str, Array]:
-        """Return one model of its holders' parts, which `make` gives of each."""
+        """Return one model of its holders' parts, each returned by `make`."""
         parts = [make(self._clients[name]) for name in names]
         whole = {name: value for part in parts for name, value in part.items()}
         if (layers := self._layers) is None:

@@ -32,9 +32,9 @@ _ROOT = "alignment/root"
 class RowOrder:
     """The rows of one participant.
 
-    `me`: its name. `rows_in`: gives them in an order by row number, None for all as they stand. `ids`: of all rows.
-    `aligner`: its half of the alignment; None where rows are in order already. `group`: of its row of the grid, among
-    those that have a key (`group_keys.row_group`).
+    `me`: its name. `rows_in`: returns them in an order by row number, None for the present one. `ids`: of all rows.
+    `aligner`: its half of the alignment; None if rows are in order already. `group`: of its row of the grid, among
+    those with a key (`group_keys.row_group`).
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class RowOrder:
 
     @property
     def ids(self) -> Sequence[str] | None:
-        """The ids of the rows, in order: once aligned, as all holders write them."""
+        """The ids of the rows, in order; once aligned, in the form that all holders share."""
         if self._all is None:
             return None
         ids = self._all if self._used is None else self._used.normalised(self._all, self._where)
@@ -67,7 +67,7 @@ class RowOrder:
             )
 
     def answer(self, message: Message) -> Message | None:
-        """Answer a message of the alignment; None to any other, and where rows are in order already."""
+        """Answer a message of the alignment; None for any other, and if rows are in order already."""
         if self._aligner is None:
             return None
         if isinstance(message, (UseAlignment, *MESSAGES)):
@@ -107,9 +107,9 @@ class RowOrder:
             raise PeerError(f"expected `{head}` to be aligned with those before `{ask.peer}` first")
 
     def _use(self, ask: UseAlignment) -> bytes:
-        """Use the alignment that was just found; return the mark of the one in use, empty without one.
+        """Use the alignment found last; return the mark of the one in use, empty without one.
 
-        An alignment whose exchange was broken off is not used: it may be of some partners only.
+        An alignment whose exchange broke off is not used: it may be of some partners only.
         """
         alignment = self._aligner.alignment if self._aligner is not None and ask.found else None
         if alignment is not None:
@@ -128,7 +128,7 @@ class RowOrder:
         self.rows = self._rows_in(None if alignment is None else alignment.order)
 
     def state(self) -> State:
-        """Return the alignment, if there is one, and as bytes what must never go back: secrets."""
+        """Return the alignment, if any, and as bytes the secrets, which must never be reset."""
         if self._aligner is None:
             return {}
         lasting: State = {_ROOT: self._aligner.root.reveal()}
@@ -140,7 +140,7 @@ class RowOrder:
         return {**lasting, ALIGNED_ORDER: used.order, **{f"alignment/{name}": value for name, value in named.items()}}
 
     def restore(self, state: State) -> None:
-        """Restore what `state` returned. Raises `moretta.errors.ParameterError` where ids have changed since."""
+        """Restore what `state` returned. Raises `moretta.errors.ParameterError` if ids have changed since."""
         if self._aligner is None:
             return
         if _ROOT in state:
@@ -164,9 +164,9 @@ Rows = Mapping[str, Sequence[str]]  # the participants of each row of the grid, 
 
 
 def align(now: Stamp, rows: Rows) -> Exchange[Aborted | None]:
-    """Have the holders of each row align their rows, unless all of them still have the alignment they found.
+    """Have the holders of each row align their rows, unless all still have their alignment.
 
-    Raises `moretta.errors.ParameterError` where rows are wrong before the first round.
+    Raises `moretta.errors.ParameterError` for wrong rows before the first round.
     """
     rows = {row: names for row, names in rows.items() if names[1:]}
     if not rows:
@@ -193,7 +193,7 @@ def align(now: Stamp, rows: Rows) -> Exchange[Aborted | None]:
 def compare(now: Stamp, rows: Rows) -> Exchange[Aborted | None]:
     """Compare the number of rows and the ids of the participants of each row of the grid.
 
-    Raises `moretta.errors.ParameterError` where they differ before the first round.
+    Raises `moretta.errors.ParameterError` if they differ before the first round.
     """
     rows = {row: names for row, names in rows.items() if names[1:]}
     if not rows:
@@ -225,7 +225,7 @@ def _is_one(used: Mapping[str, AlignmentUsed], names: Sequence[str]) -> bool:
 
 
 def _misaligned(row: str, head: str, expected: RowsDescribed, name: str, described: RowsDescribed) -> str:
-    """Return in what two holders of the same rows differ; nothing if they do not."""
+    """Return how two holders of the same rows differ; empty if they do not."""
     if described.rows != expected.rows:
         return (
             f"row `{row}`: `{name}` has {described.rows} rows and `{head}` {expected.rows}; expected the same rows in "

@@ -1,4 +1,4 @@
-"""The aggregator relays and adds up, and holds no model. A participant or somebody without data may take this role."""
+"""The aggregator relays and adds up, and holds no model. A participant, or a party without data, may take this role."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ OPENING = (Unmask, AddShares)  # these open a sum: once one is sent, answers may
 class Server:
     """Conducts Algorithms 1 and 2 over groups of participants.
 
-    `groups`: who shares which layers. `enrolments`: by group of two and more, its secure sum and what is agreed on with
-    it. `joint`: whether the participants of a row of the grid run one model together. `blind`: whether sums are hidden
-    from this role.
+    `groups`: participants that share layers. `enrolments`: the secure sum of each group of two or more, and its
+    agreement. `joint`: whether the participants of a row of the grid run one model together. `blind`: whether sums are
+    hidden from this role.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Server:
     # Set-up
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
-        """Agree on everybody's keys, on each group's key and secure sum, and on who has stepped how far."""
+        """Agree on all participants' keys, on each group's key and secure sum, and on each participant's steps."""
         aborted = yield from self._set_up(now, cohort)
         if aborted is not None:
             self._why = dict(aborted.missing)
@@ -145,14 +145,14 @@ class Server:
         return [top, rest] if rest else [top]
 
     def _whole_rows(self, participants: Sequence[str]) -> list[str]:
-        """Return the participants whose row can run its model, as nobody of it is missing."""
+        """Return the participants of complete rows, which can run their models."""
         if not self._joint:
             return list(participants)
         there = set(participants)
         return [name for names in self._rows.values() if there.issuperset(names) for name in names]
 
     def _group_key(self, now: Stamp, members: Sequence[str]) -> Exchange[Aborted | None]:
-        """Have the first member draw the group's key, and hand it to the others as it sealed it."""
+        """Have the first member draw the group's key, and pass it, sealed, to the others."""
         maker, *others = members
         drawn = yield Ask({maker: messages.DrawKey(stamp=now, members=tuple(members))}, messages.GroupKey)
         if drawn.missing:
@@ -220,7 +220,7 @@ class Server:
         )
 
     def _row(self, now: Stamp, names: Sequence[str]) -> Exchange[Mapping[str, Missing]]:
-        """Run forward and backward passes of one row. Return who was missing; the row then sits the round out."""
+        """Run forward and backward passes of one row. Return its missing silos; such a row sits the round out."""
         head, *others = names
         words = np.empty((0, 0), dtype=np.uint64)
         bits = Ring(64).fraction_bits("z", LARGEST_Z, len(names), len(names))
@@ -299,7 +299,7 @@ class Server:
         return Report(figures)
 
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
-        """Release nothing, as there is no model here, but let those who missed a step catch up."""
+        """Release nothing, because no model is here, but let participants that missed a step catch up."""
         if aborted := (yield from self._steps.locate(now, self._cohort)):
             return aborted
         outcome = Outcome(parameters={}, facts={"participants": float(len(self._grid.parts))})
@@ -312,7 +312,7 @@ class Server:
         return (yield from enrolment.scored(at(now, everybody), outcome, {}))
 
     def _score_blindly(self, now: Stamp, outcome: Outcome, enrolment: Enrolment) -> Exchange[Outcome | Aborted]:
-        """Relay the sum of the participants' scores, which they alone read. One that does not take it goes without."""
+        """Relay the sum of the participants' scores, which only they can read. One that does not take it has none."""
         ask, request = scoring.ask_for(enrolment.aggregation, now, {}, enrolment.figures)
         relayed = yield from enrolment.aggregation.relay(ask, request)
         if isinstance(relayed, Aborted):
@@ -321,7 +321,7 @@ class Server:
         return outcome
 
     def state(self) -> State:
-        """Return what groups agreed on once, the standardisation of their columns, and when each was last summed."""
+        """Return the groups' lasting agreement, their columns' standardisation, and each group's last sum."""
         agreed: State = {
             f"{name}/{key}": value
             for name, enrolment in self._enrolments.items()
@@ -353,6 +353,6 @@ def _carried(
 
 
 def _of(participants: Sequence[str], members: Sequence[str]) -> list[str]:
-    """Return the members that are among these participants, in the members' order."""
+    """Return the members among these participants, in the members' order."""
     there = set(participants)
     return [name for name in members if name in there]

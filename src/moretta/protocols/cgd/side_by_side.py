@@ -11,9 +11,9 @@ R = TypeVar("R")
 
 
 def side_by_side(exchanges: Mapping[str, Exchange[R]]) -> Exchange[dict[str, R]]:
-    """Run exchanges side by side and return the result of each; what they ask next goes out as one ask.
+    """Run exchanges side by side and return the result of each; their next messages go out as one ask.
 
-    Raises `moretta.errors.MisuseError` where two ask the same silo at the same time.
+    Raises `moretta.errors.MisuseError` if two ask the same silo at the same time.
     """
     ended, asks = dict[str, R](), dict[str, Ask]()
 
@@ -37,7 +37,7 @@ def side_by_side(exchanges: Mapping[str, Exchange[R]]) -> Exchange[dict[str, R]]
 
 
 def all_of(exchanges: Mapping[str, Exchange[Aborted | None]]) -> Exchange[Aborted | None]:
-    """Run exchanges side by side; if anyone is missing, return `Aborted` with all who are."""
+    """Run exchanges side by side; if any silo is missing, return `Aborted` with all missing ones."""
     ended = yield from side_by_side(exchanges)
     missing = {silo: why for aborted in ended.values() if aborted is not None for silo, why in aborted.missing.items()}
     opened = [silo for aborted in ended.values() if aborted is not None for silo in aborted.opened]

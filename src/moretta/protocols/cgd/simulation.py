@@ -62,10 +62,10 @@ _Block = tuple[Tensor, Tensor, Mapping[str, Tensor], float]
 
 
 class Simulation:
-    """Plays all roles of `CGD` on a grid at once. All roots follow from one, which is drawn, or from the tests' seed.
+    """Plays all roles of `CGD` on a grid at once. One drawn root, or the tests' seed, determines all roots.
 
-    x, y: all rows, one row of the grid after the other, [n, d] and as the loss wants them. counts: how many each row of
-    the grid has, by its name.
+    x, y: all rows, one row of the grid after the other, [n, d] and encoded for the loss. counts: the number of rows of
+    each row of the grid, by its name.
     Raises `moretta.errors.ParameterError` for a model that is no N-layer network (`Layers.of`).
     """
 
@@ -96,7 +96,7 @@ class Simulation:
         self._models = list[_Models]()
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
-        """Compute what follows from the starts; nobody is asked."""
+        """Compute what follows from the starts; this asks nobody."""
         yield from ()
         if not self._models:
             self._models = [self._prepared(readers) for readers in self._readers()]
@@ -135,11 +135,11 @@ class Simulation:
         return Outcome(parameters={}, facts={"simulation": "exact-ring" if self._in_ring else "fused"})
 
     def displaced(self) -> Tensors:
-        """Return D as a model of its own, added to the point that starts are confined around; it needs no start."""
+        """Return D as a model of its own, added to the centre of the starts; it needs no start."""
         return summed(self._centers, self._displacement)
 
     def models(self) -> Mapping[str, Tensors]:
-        """Return the confined models as they stand, each made when it is asked for.
+        """Return the present confined models, each computed on request.
 
         By row of a joint grid, else by participant; columns that a model does not read have weight 0.
         """
@@ -151,7 +151,7 @@ class Simulation:
         return Confined(owners, lambda owner: summed(self._start(*owners[owner]), self._read(owners[owner][1])))
 
     def state(self) -> State:
-        """Return D, and the root that starts follow from."""
+        """Return D, and the root of the starts."""
         moved: State = {f"displacement/{name}": value for name, value in self._displacement.items()}
         return {**moved, "root": self._root.reveal()}
 
@@ -212,9 +212,9 @@ class Simulation:
         return rest | {layers.weight: joined(weights, [self._held(name) for name in names], layers.columns)}
 
     def _mean_start(self, counts: tuple[int, ...]) -> Tensors:
-        """Return the mean of all starts by rows in the batch, of which the regulariser's gradient has the sum.
+        """Return the mean of all starts by rows in the batch; the regulariser's gradient has their sum.
 
-        It is made once for equal counts. Where the ring adds, this part is added outside it: it is no row's.
+        It is computed once for equal counts. In the ring's form it is added outside the ring, because it is no row's.
         """
         if counts not in self._mean_starts:
             total = {name: np.zeros_like(value) for name, value in self._displacement.items()}
@@ -245,7 +245,7 @@ class Simulation:
         return [len(rows) for rows in drawn], torch.from_numpy(np.concatenate(drawn))
 
     def _multiplied(self, counts: Sequence[int], drawn: Tensor | None) -> tuple[Tensors, float]:
-        """Return sum n_l g_l / sum n_l by tensor, over those who share it, and the mean loss: sums inside products."""
+        """Return sum n_l g_l / sum n_l by tensor, over its participants, and the mean loss: sums inside products."""
         total = {name: np.zeros_like(value) for name, value in self._displacement.items()}
         loss = 0.0
         for models in self._models:
@@ -305,7 +305,7 @@ class Simulation:
         return total | self._ring_mean(rest), loss
 
     def _ring_mean(self, parts: Sequence[tuple[Tensors, int]]) -> dict[str, NDArray[np.float64]]:
-        """Return the weighted mean that secure aggregation would give."""
+        """Return the weighted mean that secure aggregation would return."""
         secure, shapes = self._spec.secure_aggregation, {name: value.shape for name, value in parts[0][0].items()}
         ring = Ring(secure.ring_bits)
         weight, silos = sum(count for _, count in parts), [str(number) for number in range(len(parts))]
@@ -316,7 +316,7 @@ class Simulation:
 
 
 def _blocks(counts: Sequence[int]) -> Iterator[tuple[slice, slice, int]]:
-    """Cut models, by how many rows each has, into neighbours with equally many: which models, their rows, how many."""
+    """Cut models into runs of neighbours with equally many rows: the models, their rows, and the rows of each."""
     model, row = 0, 0
     for each, alike in itertools.groupby(counts):
         last = model + len(list(alike))
@@ -327,7 +327,7 @@ def _blocks(counts: Sequence[int]) -> Iterator[tuple[slice, slice, int]]:
 
 
 class Confined(Mapping[str, Tensors]):
-    """Confined models by owner, each made when it is asked for: at the paper's scale they do not fit in memory."""
+    """Confined models by owner, each computed on request: at the paper's scale they do not fit in memory."""
 
     def __init__(self, owners: Mapping[str, object], make: Callable[[str], Tensors]) -> None:
         self._owners, self._make = owners, make
