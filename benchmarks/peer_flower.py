@@ -76,14 +76,19 @@ class CountingGrid:
         self.up.append(0)
 
     def send_and_receive(self, messages: Any, **options: Any) -> Any:
-        asked = list(messages)
-        counts = len(self.down) < WARM
-        if counts:
-            self.down[-1] += sum(map(_length, asked))
-        replies = self._grid.send_and_receive(asked, **options)
-        if counts:
-            self.up[-1] += sum(map(_length, replies))
-        return replies
+        return self._count(self.up, self._grid.send_and_receive(self._count(self.down, messages), **options))
+
+    def push_messages(self, messages: Any) -> Any:
+        return self._grid.push_messages(self._count(self.down, messages))
+
+    def pull_messages(self, ids: Any) -> Any:
+        return self._count(self.up, self._grid.pull_messages(ids))
+
+    def _count(self, counts: list[int], messages: Any) -> list[Any]:
+        counted = list(messages)
+        if len(self.down) < WARM:
+            counts[-1] += sum(map(_length, counted))
+        return counted
 
 
 def _length(message: Any) -> int:

@@ -97,13 +97,13 @@ class Nodes:
         self.apps, self.contexts = dict[int, Callable[[], ClientApp]](), dict[int, bytes]()
         self.configs = dict[int, dict[str, Any]]()
         self.gone, self.told, self.sent, self.bytes = set[int](), list[str](), list[tuple[int, Message]](), [0, 0]
-        self.replies = list[Message]()
+        self.replies, self._answers = list[Message](), dict[str, Message]()
         self.nodes = [self.add(folder, app, k) for k, folder in enumerate(folders)]
 
     def add(self, folder: Path | None, app: Callable[[], ClientApp], k: int) -> int:
-        """Connect a node."""
+        """Connect a node; without a folder, as a simulation has them."""
         node = next(self._ids)
-        self.configs[node] = {} if folder is None else {"moretta": str(folder)}
+        self.configs[node] = {"partition-id": k} if folder is None else {"moretta": str(folder)}
         context = Context(7, node, self.configs[node], RecordDict(), {"k": k})
         self.apps[node], self.contexts[node] = app, context_to_proto(context).SerializeToString()
         return node
@@ -116,7 +116,17 @@ class Nodes:
         return sorted(self.apps.keys() - self.gone)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        return [one for one in map(self._answered, messages) if one is not None]
+        return list(self.pull_messages(self.push_messages(messages)))
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Have nodes answer; return the ids of what is answered."""
+        answers = [one for one in map(self._answered, messages) if one is not None]
+        self._answers |= {one.metadata.reply_to_message_id: one for one in answers}
+        return [one.metadata.reply_to_message_id for one in answers]
+
+    def pull_messages(self, ids: Iterable[str]) -> list[Message]:
+        """Return the answers that are there."""
+        return [self._answers.pop(one) for one in list(ids) if one in self._answers]
 
     def _answered(self, message: Message) -> Message | None:
         node = message.metadata.dst_node_id

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import random
 import re
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,14 +25,14 @@ from flwr.serverapp.strategy import FedAvg, Result
 
 from moretta import SecureAggregation, flower
 from moretta.contract.messages import Stamp
-from moretta.deployment.flower import server
+from moretta.deployment.flower import server, site
 from moretta.deployment.flower.messages import AskName, SiloName, SumTerms
 from moretta.deployment.flower.records import RECORD, packed, unpacked
 from moretta.deployment.flower.site import Memory
 from moretta.engines.folder_lock import held
 from moretta.errors import ParameterError, RunFailed
 from moretta.secure_aggregation import agreement
-from moretta.secure_aggregation.agreement import AdvertiseKey
+from moretta.secure_aggregation.agreement import AdvertiseKey, Agreement
 from moretta.secure_aggregation.pairwise import MaskedUpload
 from moretta.secure_aggregation.secure_sum import AskSum
 from moretta.secure_aggregation.unmasking import Survivors, Unmask
@@ -390,21 +393,22 @@ def test_a_site_answers_nothing_out_of_turn(tmp_path: Path) -> None:
     assert "upload was asked for without a set-up" in bad.ask(ask, arrays=start())
     assert "before there was an upload" in bad.ask(Survivors(stamp=now, survivors=NAMES[:2]))
     assert "expected a message of a secure sum, got `flower/silo-name`" in bad.ask(SiloName(stamp=now, name="north"))
+    assert "expected the terms of the run with the message" in bad.ask(AdvertiseKey(stamp=Stamp("run", 1, 1)))
 
 
 def test_a_model_of_its_own_for_one_client_is_not_summed(tmp_path: Path, caplog: Say) -> None:
     """Its masks would not cancel, and the difference is noticed before anything is opened."""
     nodes = Nodes(folders(tmp_path, *NAMES).values(), app(steps))
-    plain = nodes.send_and_receive
+    plain = nodes.push_messages
 
-    def deviating(messages: Any, *, timeout: float | None = None) -> Any:
+    def deviating(messages: Any) -> Any:
         messages = list(messages)
         for message in messages:
             if message.metadata.dst_node_id == nodes.nodes[2] and "arrays" in message.content:
                 message.content = RecordDict({**message.content, "config": ConfigRecord({"server-round": 9})})
-        return plain(messages, timeout=timeout)
+        return plain(messages)
 
-    nodes.send_and_receive = deviating  # type: ignore[method-assign]
+    nodes.push_messages = deviating  # type: ignore[method-assign]
     np.testing.assert_allclose(play(nodes, strategy(tmp_path)).arrays["w"].numpy(), mean(0, 1, 3), rtol=1e-6)
 
 
@@ -438,6 +442,110 @@ def test_secrets_are_in_memory_alone(tmp_path: Path) -> None:
         for secret in (one.root, one.upload_root):
             assert secret not in files + sent
             assert secret.hex().encode() not in files
+
+
+# -- A simulation, and what a process keeps between messages -----------------------------------------------------------
+
+
+@pytest.fixture
+def simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take nodes without a folder for those of a simulation, in a process that has kept nothing."""
+    monkeypatch.setattr(site, "_simulated", lambda: True)
+    monkeypatch.setattr(site, "_AGREEMENTS", site.KeptAgreements(128))
+
+
+def contents(message: Message) -> list[bytes]:
+    return [bytes(one.data) for _, one in sorted(message.content[RECORD].items())]
+
+
+@pytest.mark.usefixtures("simulation")
+def test_answers_follow_from_the_state_alone_whatever_a_process_has_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two runs over the same names, each with two set-ups, each message is answered alike at any later time."""
+    asked = list[tuple[Nodes, int, bytes, Message]]()
+    now = [0]
+
+    def watch(nodes: Nodes, node: int, message: Message) -> bool:
+        now[0] = len(asked)
+        asked.append((nodes, node, nodes.contexts[node], deepcopy(message)))  # Flower changes its config each round
+        return True
+
+    monkeypatch.setattr(site.os, "urandom", lambda count: hashlib.sha256(b"%d" % now[0]).digest()[:count])
+    answers = list[list[bytes]]()
+    for _ in range(2):
+        nodes = Nodes([None] * 4, app(steps), watch)
+
+        def evaluated(number: int, arrays: Any, nodes: Nodes = nodes) -> None:
+            if number == 1:
+                nodes.gone.add(nodes.nodes[3])
+                nodes.add(None, app(steps), 3)
+
+        found = strategy().start(nodes, start(), num_rounds=3, evaluate_fn=evaluated)  # type: ignore[arg-type]
+        assert sorted(found.train_metrics_clientapp) == [1, 2, 3]
+        answers += map(contents, nodes.replies)
+    assert len(answers) == len(asked)
+    set_ups = sum(isinstance(unpacked(message.content)[0], SumTerms) for *_, message in asked)
+    assert set_ups == 2 * 2 * 4
+
+    def again(place: int) -> list[bytes]:
+        nodes, node, before, message = asked[place]
+        now[0], nodes.contexts[node], nodes.watch = place, before, None
+        nodes.gone.clear()
+        [answer] = nodes.send_and_receive([Message(message.content, node, message.metadata.message_type)])
+        return contents(answer)
+
+    backwards, places = list(reversed(range(len(asked)))), list(range(len(asked)))
+    for most, order in (
+        (128, backwards),
+        (0, places),
+        (1, places),
+        (128, random.Random(0).sample(places, len(places))),
+    ):
+        monkeypatch.setattr(site._AGREEMENTS, "_most", most)
+        for place in order:
+            assert again(place) == answers[place], (most, place)
+
+
+@pytest.mark.usefixtures("simulation")
+def test_a_process_agrees_on_a_set_ups_keys_once_for_its_later_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    agree, calls = agreement.Offer._agreement, list[str]()
+
+    def counted(self: Any, cohort: Any) -> Any:
+        calls.append(self._me)
+        return agree(self, cohort)
+
+    monkeypatch.setattr(agreement.Offer, "_agreement", counted)
+    play(Nodes([None] * 4, app(steps)), strategy(), 3)
+    assert sorted(calls) == sorted(f"silo-{number}" for number in range(4) for _ in range(2))  # at the set-up and after
+
+
+def test_agreements_are_found_by_all_that_they_follow_from_and_bounded() -> None:
+    kept, one, other = site.KeptAgreements(2), *(cast(Agreement, object()) for _ in range(2))
+    kept.keep("run", "north", b"1", one)
+    kept.keep("run", "south", b"2", None)
+    assert (kept.find("run", "south", b"2"), kept.find("other", "north", b"1")) == (None, None)
+    assert kept.find("run", "north", b"1") is one
+    kept.keep("other", "north", b"1", other)
+    assert (kept.find("run", "north", b"1"), kept.find("other", "north", b"1")) == (one, other)
+    kept.keep("run", "south", b"2", other)
+    assert kept.find("run", "north", b"1") is None  # unused for longest
+    assert kept.find("run", "south", b"3") is None  # of another state
+    assert kept.find("run", "south", b"2") is None  # and so it was forgotten
+    assert repr(kept) == "KeptAgreements(1 of 2, <redacted>)"
+
+
+@pytest.mark.usefixtures("simulation")
+def test_more_nodes_of_a_simulation_than_identities(tmp_path: Path, caplog: Say) -> None:
+    """A roster has names and keys of three; a simulation's nodes have no keys, and nothing is summed without."""
+    folders(tmp_path, "silo-0", "silo-1", "silo-2")
+    nodes = Nodes([None] * 5, app(steps))
+    with pytest.raises(RunFailed, match="round 1 cannot be completed by 0 of 3 silos"):
+        play(nodes, strategy(tmp_path))
+    for number in (3, 4):
+        assert f"its name `silo-{number}` is not in the roster" in caplog.text
+    assert "the key of silo `silo-0` is not signed" in caplog.text
+    assert not any("arrays" in message.content for _, message in nodes.sent)
+    nodes = Nodes([None] * 5, app(steps))  # without a roster each node is a silo of its own
+    np.testing.assert_allclose(play(nodes, strategy()).arrays["w"].numpy(), mean(*range(5)), rtol=1e-6)
 
 
 def test_two_supernodes_do_not_share_a_folder(tmp_path: Path) -> None:

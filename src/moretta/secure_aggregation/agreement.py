@@ -241,13 +241,16 @@ class SetUp:
     """A silo's half of the set-ups of a run, one after the other. For the arguments see `Offer` and its `agree`.
 
     run: the only one that it takes a message of, with its group's name before it in CGD; none is any.
+    agreement: of the last set-up, where that was made before.
     """
 
-    def __init__(self, me: str, rules: Rules, origin: Origin, run: str = "") -> None:
+    def __init__(
+        self, me: str, rules: Rules, origin: Origin, run: str = "", agreement: Agreement | None = None
+    ) -> None:
         self.origin, self._me, self._rules, self._run = origin, me, rules, run
         self._offer: Offer | None = None
         self._revealed = set[Stamp]()  # the set-ups at which a part of a graph's seed was shown
-        self._agreed: tuple[Agreement, Labels] | None = None
+        self._agreed = None if agreement is None else (agreement, Labels(agreement.setup))
 
     @property
     def members(self) -> Sequence[str]:

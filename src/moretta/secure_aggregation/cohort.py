@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -151,6 +152,9 @@ class Origin:
     session: int = 0
 
 
+_neighbourhoods = lru_cache(maxsize=4)(graph.neighbourhoods)  # the same for all silos of a process
+
+
 @dataclass(frozen=True)
 class Cohort:
     """The silos of one set-up.
@@ -189,7 +193,7 @@ class Cohort:
         settings = (plan.degree or 0, plan.threshold, rules.min_survivors, int(rules.public_weights), roster)
         shared = [rules.settings] if rules.settings else []
         digest = hashlib.sha256(encode_purpose("cohort", *settings, *shared, *parts)).digest()
-        neighbours = graph.neighbourhoods(names, plan.degree, digest)
+        neighbours = _neighbourhoods(names, plan.degree, digest)
         return cls(names, keys, plan, rules.min_survivors, digest, neighbours)
 
     def point(self, silo: str) -> int:

@@ -227,7 +227,7 @@ class Range:
             raise PeerError(f"expected a total weight of 1 to {ring.most_weight}, got {most_weight}")
         for name in encoding.keys() - {MOST_WEIGHT}:
             check_fraction_bits(name, encoding[name], most_weight)
-            if ring.largest(encoding[name], most_weight, parties) <= least:
+            if _most(ring, encoding[name], most_weight, parties) <= least:
                 raise PeerError(f"`{name}`: expected an encoding of values up to {least:.6g}, got one of fewer")
         if once or not self._one_weight:
             return

@@ -98,14 +98,25 @@ class Scheme:
 
 
 class KeyedContributor:
-    """A silo's half of a scheme. helped, run: see `moretta.secure_aggregation.schemes.contributor`."""
+    """A silo's half of a scheme. helped, run: see `moretta.secure_aggregation.schemes.contributor`.
+
+    agreement: of the last set-up, where an earlier role of this silo was set up.
+    """
 
     def __init__(
-        self, scheme: Scheme, name: str, ring: Ring, rules: Rules, origin: Origin, helped: HelpedSums, run: str
+        self,
+        scheme: Scheme,
+        name: str,
+        ring: Ring,
+        rules: Rules,
+        origin: Origin,
+        helped: HelpedSums,
+        run: str,
+        agreement: Agreement | None = None,
     ) -> None:
         self._scheme, self._name, self._ring, self._rules = scheme, name, ring, rules
         self._helped, self._origin = helped, origin
-        self._keys = SetUp(name, scheme.keys(rules), origin, run)
+        self._keys = SetUp(name, scheme.keys(rules), origin, run, agreement)
         self._range = Range(rules.limit, one_weight=rules.participation is not None)
         self._open: Answer | None = None  # of the last upload, until its sum is opened
 
@@ -113,6 +124,11 @@ class KeyedContributor:
     def members(self) -> Sequence[str]:
         """Who agreed on keys in the last set-up, sorted; empty before one, and where the scheme needs no keys."""
         return self._keys.members
+
+    @property
+    def agreement(self) -> Agreement | None:
+        """The last set-up's seeds, which never change; secret."""
+        return self._keys.agreed[0] if self._keys.members else None
 
     def levels(self, noise: Noise) -> Levels:
         """Return the components of the silo's noise in a sum of the last set-up's cohort."""

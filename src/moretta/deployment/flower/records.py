@@ -23,7 +23,7 @@ def unpacked(content: RecordDict) -> list[Message]:
     record = content.get(RECORD)
     if not isinstance(record, ArrayRecord):
         return []
-    return [CODEC.decode(record[key].data) for key in sorted(record)]
+    return [CODEC.decode(memoryview(record[key].data)) for key in sorted(record)]  # arrays stay in the record's memory
 
 
 def question_digest(kind: str, content: RecordDict) -> bytes:
@@ -38,7 +38,9 @@ def question_digest(kind: str, content: RecordDict) -> bytes:
         for name in sorted(record):
             value = record[name]
             if isinstance(value, Array):
-                digest.update(encode_parts(name, value.dtype, str(tuple(value.shape)), value.stype, value.data))
+                about = value.dtype, str(tuple(value.shape)), value.stype, len(value.data)
+                digest.update(encode_parts(name, *about))
+                digest.update(value.data)
             else:
                 digest.update(encode_parts(name, repr(value)))
     return digest.digest()

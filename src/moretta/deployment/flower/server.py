@@ -40,6 +40,7 @@ WAIT = 60.0  # seconds that a round waits for silos that it needs
 HELLO = 600.0  # seconds that a node has to send its name
 MOST_TOLD = 300  # characters of a node's error
 STEP = 1.0  # seconds between two looks at connected nodes
+SOONEST, LATEST = 0.01, 3.0  # seconds between two looks for replies
 AWAY = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 
 log = logging.getLogger("moretta")
@@ -277,11 +278,26 @@ class GridDelivery:
         """Return each node's answer to its content: one or more messages, or the reason of their absence."""
         kind = MessageType.TRAIN if self.question is None else self.question.metadata.message_type
         sent = [FlowerMessage(content, node, kind) for node, content in contents.items()]
-        replies = [*self._grid.send_and_receive(sent, timeout=self.timeout)] if sent else []
+        replies = self._replies(sent) if sent else []
         asked = {
             message.metadata.message_id: message.metadata.dst_node_id for message in sent
         }  # of a node that is gone, others reply
         return {asked[reply.metadata.reply_to_message_id]: _heard(reply) for reply in replies}
+
+    def _replies(self, sent: Sequence[FlowerMessage]) -> list[FlowerMessage]:
+        """Send messages and return the replies, as `send_and_receive` of a grid.
+
+        That looks for replies every 0.1 or 3 seconds. Here the next look follows after a twentieth of the time that has
+        passed.
+        """
+        waits, began, replies = set(filter(None, self._grid.push_messages(sent))), time.monotonic(), []
+        while waits and (self.timeout is None or time.monotonic() - began < self.timeout):
+            more = list(self._grid.pull_messages(waits))
+            replies += more
+            waits.difference_update(reply.metadata.reply_to_message_id for reply in more)
+            if waits:
+                time.sleep(min(max((time.monotonic() - began) / 20, SOONEST), LATEST))
+        return replies
 
     def _compare_metrics(self, replies: Replies) -> None:
         """Log uploads with other metrics than most: their masks differ, so the sum leaves them out."""

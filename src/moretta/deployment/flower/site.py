@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
 import sys
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,12 +27,12 @@ from moretta.deployment.flower.records import RECORD, packed, question_digest, u
 from moretta.deployment.site_policy import permitted_sums
 from moretta.engines.folder_lock import held
 from moretta.errors import MorettaError, ParameterError, PeerError, PolicyError, RowsError, SumSpent, disclosed
-from moretta.secure_aggregation.agreement import AdvertiseKey
+from moretta.secure_aggregation.agreement import AdvertiseKey, Agreement
 from moretta.secure_aggregation.cohort import Credentials, Origin, Participation, Rules
 from moretta.secure_aggregation.encoding import MOST_WEIGHT, Ring, shapes_of
 from moretta.secure_aggregation.graph import AdvertiseCommitted
 from moretta.secure_aggregation.keyed_sums import KeyedContributor
-from moretta.secure_aggregation.keystream import KEY_BYTES, SecretRoot
+from moretta.secure_aggregation.keystream import KEY_BYTES, SecretRoot, encode_parts
 from moretta.secure_aggregation.one_sum import HelpedSums
 from moretta.secure_aggregation.pairwise import PAIRWISE
 from moretta.secure_aggregation.secure_sum import AskSum
@@ -99,6 +101,40 @@ class Memory:
         context.state[RECORD] = ConfigRecord({key: value for key, value in vars(self).items() if value})
 
 
+class KeptAgreements:
+    """The seeds of silos' last set-ups, which a process need not agree on again for each message: secret, in memory.
+
+    An agreement never changes, so a role that is made with it equals one that is made from the messages. It is found by
+    a digest of all that it follows from. What may happen once is recorded elsewhere, by each role.
+
+    most: how many are kept.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._kept = most, OrderedDict[tuple[str, str], tuple[bytes, Agreement]]()
+
+    def find(self, run: str, silo: str, digest: bytes) -> Agreement | None:
+        """Return what a silo's root and messages of a run led to; None, and it is forgotten, if these are others."""
+        last = self._kept.pop((run, silo), None)
+        if last is None or last[0] != digest:
+            return None
+        self._kept[run, silo] = last
+        return last[1]
+
+    def keep(self, run: str, silo: str, digest: bytes, agreement: Agreement | None) -> None:
+        """Keep the result of a set-up, and forget those that were not used for longest. None: it is not complete."""
+        if agreement is not None:
+            self._kept[run, silo] = digest, agreement
+        while len(self._kept) > self._most:
+            self._kept.popitem(last=False)
+
+    def __repr__(self) -> str:
+        return f"KeptAgreements({len(self._kept)} of {self._most}, <redacted>)"
+
+
+_AGREEMENTS = KeptAgreements(128)
+
+
 class FlowerSite:
     """A silo's role for one message, made anew from its memory.
 
@@ -119,6 +155,8 @@ class FlowerSite:
                     return [SiloName(stamp=now, name=self._name)]
                 case [SumTerms() as terms, AdvertiseKey() | AdvertiseCommitted() as begin]:
                     return [self._set_up(terms, begin)]
+                case [AdvertiseKey() | AdvertiseCommitted()]:
+                    raise PeerError("expected the terms of the run with the message that begins a set-up")
                 case [AskSum() as ask]:
                     return self._upload(ask, message, context, call_next)
                 case [one]:
@@ -143,7 +181,7 @@ class FlowerSite:
         return self._go_on(begin)
 
     def _go_on(self, asks: Message) -> Message:
-        role, memory = self._role(), self._memory
+        role, memory = self._role(self._terms()), self._memory
         answer = role.answer(asks)
         if answer is None:
             raise PeerError(f"expected a message of a secure sum, got `{asks.TAG}`")
@@ -153,7 +191,8 @@ class FlowerSite:
     def _upload(
         self, ask: AskSum, message: FlowerMessage, context: Context, call_next: ClientAppCallable
     ) -> list[Message]:
-        role, memory, terms = self._role(reopens=False), self._memory, self._terms()
+        memory, terms = self._memory, self._terms()
+        role = self._role(terms, reopens=False)
         if memory.ask and ask.stamp <= (before := CODEC.decode(memory.ask).stamp):
             raise PeerError(f"expected to be asked for an upload after {before}, got {ask.stamp}")
         if ask.encoding.get(MOST_WEIGHT) != terms.most_weight:
@@ -172,17 +211,22 @@ class FlowerSite:
         memory.shapes = json.dumps(shapes_of(tensors))
         return [upload, names]
 
-    def _role(self, *, reopens: bool = True) -> KeyedContributor:
+    def _role(self, terms: SumTerms, *, reopens: bool = True) -> KeyedContributor:
         """Return the silo's half of the sums as it was after the last message, from roots and messages.
 
         reopens: whether the last upload's sum may still be opened.
         """
-        terms, memory = self._terms(), self._memory
+        memory = self._memory
         settings, rules = self._agreed(terms)
         origin, run = self._origin(memory.root), terms.stamp.run
-        role = KeyedContributor(PAIRWISE, self._name, Ring(settings.ring_bits), rules, origin, self._helped, run)
-        for data in memory.heard[1:]:
-            role.answer(CODEC.decode(data))
+        roster = "" if rules.roster is None else rules.roster.digest
+        digest = hashlib.sha256(encode_parts(self._name, roster, memory.root, *memory.heard)).digest()
+        kept = _AGREEMENTS.find(run, self._name, digest)
+        role = KeyedContributor(PAIRWISE, self._name, Ring(settings.ring_bits), rules, origin, self._helped, run, kept)
+        if kept is None:
+            for data in memory.heard[1:]:
+                role.answer(CODEC.decode(data))
+            _AGREEMENTS.keep(run, self._name, digest, role.agreement)
         if not reopens:
             return role
         if memory.ask:
