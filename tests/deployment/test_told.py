@@ -21,6 +21,7 @@ from moretta.config import run_files, silo_file
 from moretta.config.run_files import RunFile
 from moretta.contract.messages import Stamp
 from moretta.deployment import shared_settings as told
+from moretta.deployment import site_policy
 from moretta.deployment.agreed_settings import SiteAgreement
 from moretta.deployment.site import Site, pack_released, unpack_released
 from moretta.engines.checkpoint import CheckpointId
@@ -515,7 +516,9 @@ LEAST = f"{SITES}\nleast-rows = 9\nbatch-size = 0"
 CLEAR = '[secure-aggregation]\nscheme = "none"'
 
 
-def test_a_server_that_tells_another_noise_under_the_same_run_does_not_cancel_it(tmp_path: Path) -> None:
+def test_a_server_that_tells_another_noise_under_the_same_run_does_not_cancel_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A site keeps its secret root by the run's id, which the server names: dp-noise 8 and then 9 gave the gradient."""
     uploads = {}
     for session, noise in enumerate((8.0, 9.0)):
@@ -526,6 +529,10 @@ def test_a_server_that_tells_another_noise_under_the_same_run_does_not_cancel_it
                 made(file, text)
             SiteAgreement(file.out).accept(SiteAgreement(file.out).waiting())
         one = made(file, text)
+        if session:
+            with pytest.raises(PolicyError, match="expected the settings that this site began run 0123abcd with"):
+                enter(one, run_file, session=session)
+            monkeypatch.setattr(site_policy, "one_run", lambda *of: None)  # and without that rule
         client, _ = enter(one, run_file, session=session)
         model = modules.arrays(told.site_side(run_file, one._file).model)
         ask = TrainOn(stamp=Stamp("0123abcd", 1, 0), parameters=model, encoding={})

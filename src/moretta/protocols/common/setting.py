@@ -284,8 +284,8 @@ class Setting:
         """
         playing = self.playing if members is None else Participation(tuple(members), len(members), self.spec.run.seed)
         least = self.secure_aggregation.least if scheme == self.secure_aggregation.scheme else 1
-        remote = any(silo.remote for silo in self.silos)  # else one process has the settings of all
-        settings = self.spec.shared if remote else ""
+        remote = any(silo.remote for silo in self.silos) and self.spec.run.insecure_secret_seed is None
+        settings = self.spec.shared if remote else ""  # one process has the settings of all
         return replace(self.secure_aggregation.rules(self.roster, playing), min_survivors=least, settings=settings)
 
     def bound(self, schema: str) -> bytes:
