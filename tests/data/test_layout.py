@@ -104,6 +104,10 @@ def test_rows_for_tracing_have_small_ids_and_whole_masks() -> None:
     assert (rows["table"] < 0).any()
     drawn = layout.plausible(np.random.default_rng(0).standard_normal((200, layout.size)), vocabulary=9)
     assert set(np.unique(layout.unpack(drawn)["ids"])) == set(range(9))
+    sequences = pack({"x": np.zeros((2, 6, 4)), "lengths": np.array([5, 6])}, "rows")[1]
+    drawn = sequences.plausible(np.random.default_rng(0).standard_normal((200, sequences.size)), vocabulary=9)
+    assert set(np.unique(sequences.unpack(drawn)["lengths"])) == {1, 2, 3, 4}
+    assert set(np.unique(sequences.unpack(sequences.example())["lengths"])) == {1}
 
 
 BAD: list[tuple[Mapping[str, Any], str]] = [

@@ -289,7 +289,14 @@ def test_a_segment_that_is_no_class_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("refers", "first", "second"),
-    [(None, png(), png()), (None, image(None), image(None)), (None, image(A), image(B)), (A, image(A), image(A))],
+    [
+        (None, png(), png()),
+        (None, image(None), image(None)),
+        (None, image(A), image(B)),
+        (A, image(A), image(A)),
+        (A, png(), image(A)),
+        (A, image(A), png()),
+    ],
 )
 def test_one_mask_for_two_images_needs_images_that_differ(
     tmp_path: Path, refers: str | None, first: bytes, second: bytes

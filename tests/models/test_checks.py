@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 from moretta.errors import ParameterError
 from moretta.models import catalogue
-from moretta.models.checks import build_within
+from moretta.models.checks import build_within, copied
 
 
 def mlp(hidden: list[int]) -> nn.Module:
@@ -66,3 +67,10 @@ def test_a_job_that_reserves_more_than_its_limit_is_stopped_by_the_system() -> N
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "stopped\n"
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_recurrent_layer_with_a_parametrization_is_refused_by_its_name(kind: Any) -> None:
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(kind(4, 5), "weight_hh_l0"))
+    with pytest.raises(ParameterError, match=r"layer `0` has a parametrization.*use torch\.nn\.utils\.weight_norm or"):
+        copied(model)

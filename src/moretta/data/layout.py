@@ -207,12 +207,15 @@ class SampleLayout:
         """Return normal numbers [rows, size] made rows that a model can take: with ids below `vocabulary`.
 
         Numbers in one axis that are not standardised may be a mask, so those are 1 at the beginning of a row, then 0.
+        One whole number a row may be a length, so it is at least 1 and at most what any axis has.
         """
         rows = numbers.copy()
+        longest = min([vocabulary - 1, *(size for array in self.arrays for size in array.shape)])
         for array in self.arrays:
             place = self.places[array.name]
             if array.integers:
-                rows[:, place] = np.floor(np.abs(numbers[:, place]) * vocabulary) % vocabulary
+                least, most = (0, vocabulary) if array.shape else (1, max(longest, 1))
+                rows[:, place] = least + np.floor(np.abs(numbers[:, place]) * most) % most
             elif len(array.shape) == 1 and not array.standardised:
                 ends = (1 + np.arange(len(rows))[:, None] % 4) * max(array.size // 4, 1)
                 rows[:, place] = np.arange(array.size) < ends

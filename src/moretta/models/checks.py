@@ -60,7 +60,7 @@ def copied(model: nn.Module) -> nn.Module:
 
     Weights that a layer computes anew from others (`torch.nn.utils.weight_norm`, `prune`) are tensors with a history.
     Call it within `as_by_default`, as what is copied under inference mode can never be trained.
-    Raises `moretta.errors.ParameterError`, naming the layer, for a model that cannot be copied.
+    Raises `moretta.errors.ParameterError`, naming the layer, for a model that cannot be copied, or only before it runs.
     """
     kept = [leaf for layer in model.modules() for leaf in tree_leaves(dict(vars(layer)))]
     computed = {id(leaf): leaf.detach().clone() for leaf in kept if isinstance(leaf, Tensor) and not leaf.is_leaf}
@@ -74,9 +74,14 @@ def copied(model: nn.Module) -> nn.Module:
             f"({type(error).__name__}: {error}".splitlines()[0]
             + "); keep no file, lock, generator or connection in it, or give it a __deepcopy__"
         ) from error
-    for layer in own.modules():
+    for name, layer in own.named_modules():
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
             layer.sparse = False
+        if isinstance(layer, nn.RNNBase) and is_parametrized(layer):
+            raise ParameterError(
+                f"model: layer `{name}` has a parametrization, and a recurrent layer keeps what that computes, so that "
+                "it cannot be copied; use torch.nn.utils.weight_norm or spectral_norm, which are hooks"
+            )
     return own
 
 

@@ -207,8 +207,8 @@ def count_outputs(
 
 
 def _sample(silos: Sequence[Silo], dtype: torch.dtype) -> torch.Tensor:
-    """Return two rows of zeros."""
-    sample = torch.zeros((2, *row_shape(silos)), dtype=torch.tensor(silos[0].x[:0]).dtype)
+    """Return two equal rows of ones, which token ids, masks and lengths may be."""
+    sample = torch.ones((2, *row_shape(silos)), dtype=torch.tensor(silos[0].x[:0]).dtype)
     return sample.to(dtype) if sample.is_floating_point() else sample
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from refused_rows import Row, refused
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
 
 from moretta.data.layout import InputArray, SampleLayout
 from moretta.errors import ParameterError
@@ -126,6 +127,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 RECURRENT: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "lstm": (lambda: Recurrent(nn.LSTM), (6, 3)),
     "gru": (lambda: Recurrent(nn.GRU), (6, 3)),
+    "weight norm": (lambda: nn.Sequential(weight_norm(nn.Linear(6, 5)), nn.Tanh(), nn.Linear(5, OUTPUTS)), (6,)),
 }
 
 
@@ -200,8 +202,9 @@ def test_scalars_are_derivatives_along_the_moves(kind: str, linear: str) -> None
 
 
 @pytest.mark.parametrize("kind", RECURRENT)
-def test_so_are_those_of_layers_that_vmap_cannot_run(kind: str) -> None:
+def test_so_are_those_of_layers_that_vmap_cannot_run(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
     test_scalars_are_derivatives_along_the_moves(kind, "activations")
+    assert "batching rule" not in capfd.readouterr().err
 
 
 def test_each_model_has_the_blocks_that_its_layers_are() -> None:

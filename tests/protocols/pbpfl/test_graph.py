@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections.abc import Callable
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -27,6 +30,9 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> object:
         return self.last(self, self.head(self.middle(self, self.body(x))))
+
+
+CALLS = itertools.count()
 
 
 def refused(model: nn.Module, match: str, *inputs: Tensor) -> None:
@@ -117,6 +123,21 @@ def test_a_convolution_is_a_head_behind_which_a_mean_is_taken_and_not_a_largest_
 )
 def test_mixed_rows_are_refused_by_name(middle: Callable[[Net, Tensor], Tensor], match: str) -> None:
     refused(Net(middle), rf"depends on the other rows of its batch \({match}")
+
+
+@pytest.mark.parametrize(
+    ("middle", "match"),
+    [
+        (lambda net, h: F.dropout(h), r"in evaluation .* other outputs each .* F\.dropout\(x, p, self\.training\)"),
+        (lambda net, h: h * next(CALLS), "other outputs each time .* or counts its runs"),
+        (lambda net, h: h if net.training and random.random() < 0.5 else net.extra(h), "draws from Python's random"),
+        (lambda net, h: h * float(np.random.normal()), r"or from numpy\.random, .* torch\.rand"),  # noqa: NPY002
+    ],
+)
+def test_chance_in_evaluation_and_chance_that_is_not_torch_s_are_refused(
+    middle: Callable[[Net, Tensor], Tensor], match: str
+) -> None:
+    refused(Net(middle), match)
 
 
 def test_an_operation_without_a_rule_is_forced_and_told() -> None:

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import rnn
 from torch.utils.checkpoint import checkpoint
 
-from moretta import PBPFL, Engine, Federation, FedSGD, Silo
+from moretta import BAFFLE, PBPFL, Engine, Federation, FedSGD, Silo
 from moretta.errors import ParameterError
 from moretta.protocols.pbpfl.exactness import Input, check
 from moretta.protocols.pbpfl.scales import SIGNS, ScalePlan
@@ -98,6 +100,51 @@ class Recurrent(nn.Module):
         return self.layer(x)[0]
 
 
+class Projected(nn.Module):
+    """Two layers whose hidden states are projected to fewer channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(8, 6, 2, batch_first=True, bidirectional=True, proj_size=4)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(x)[0]
+
+
+class Fourier(nn.Module):
+    """A filter of frequencies: weights that multiply complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter = nn.Parameter(torch.randn(4, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(torch.fft.irfft(torch.fft.rfft(x, dim=1) * self.filter, n=6, dim=1))
+
+
+class Bins(nn.Module):
+    """Adds what a table has for the whole numbers that activations become."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.table = nn.Linear(8, 8), nn.Embedding(9, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.layer(x))
+        return y + self.table((4 * y).clamp(max=8).to(torch.int64)).mean(-2)  # type: ignore[no-any-return]
+
+
+class Averaged(nn.Module):
+    """Running statistics that are the mean over all batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8, momentum=None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.norm(x.mT)).mT
+
+
 class Spectral(nn.Module):
     """A weight that is computed from another, otherwise in training than in evaluation."""
 
@@ -160,9 +207,13 @@ WORDS = {
     "Conv1D": lambda: Words(Conv1D()),
     "grouped queries": lambda: Words(Grouped()),
     "an LSTM": lambda: Words(Recurrent(nn.LSTM, num_layers=2)),
+    "an LSTM that projects": lambda: Words(Projected()),
     "a GRU both ways": lambda: Words(Recurrent(nn.GRU, num_layers=2, bidirectional=True)),
     "spectral normalisation": lambda: Words(Spectral()),
     "einsum": lambda: Words(Summed()),
+    "frequencies": lambda: Words(Fourier()),
+    "bins": lambda: Words(Bins()),
+    "averaged statistics": lambda: Words(Averaged()),
     "weight normalisation": lambda: Words(Convolved()),
 }
 SCALED = {
@@ -172,6 +223,7 @@ SCALED = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")
 @pytest.mark.parametrize("kind", WORDS)
 def test_kinds_of_classifiers_pass(kind: str) -> None:
     torch.manual_seed(0)
@@ -341,6 +393,80 @@ def test_what_the_head_reads_has_no_signs() -> None:
     assert {*plan.multiplier("middle.layer.weight_hh_l0", key)[16].tolist()} == {1.0, -1.0}
     because = {one.tensor: one.because for one in plan.forced}
     assert because["middle.layer.weight_hh_l1"] == "signs of the head's inputs would show its offset"
+
+
+class Packed(nn.Module):
+    """A recurrent layer that reads each row as far as it goes."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.words, self.layer = nn.Embedding(20, 4), kind(4, 5, batch_first=True, bidirectional=True)
+        self.middle, self.head = nn.Linear(10, 6), nn.Linear(6, 3)
+
+    def read(self, x: Tensor, lengths: Tensor) -> Tensor:
+        outputs, _ = self.layer(rnn.pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False))
+        whole, _ = rnn.pad_packed_sequence(outputs, batch_first=True)
+        return self.head(self.middle(whole.sum(1) / lengths[:, None]).relu())  # type: ignore[no-any-return]
+
+
+class Lengths(Packed):
+    def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        return self.read(self.words(ids), lengths)
+
+
+class Masks(Packed):
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        return self.read(self.words(ids), mask.sum(1))
+
+
+class Padding(Packed):
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.read(self.words(ids), (ids != 0).sum(1))
+
+
+def texts(seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    random = np.random.default_rng(seed)
+    lengths = random.permutation(7) % 6 + 1
+    return random.integers(1, 20, size=(7, 6)) * (np.arange(6) < lengths[:, None]), lengths
+
+
+PACKED: dict[str, tuple[type[Packed], Callable[[NDArray[np.int64], NDArray[np.int64]], Any]]] = {
+    "lengths": (Lengths, lambda ids, lengths: {"ids": ids, "lengths": lengths}),
+    "masks": (Masks, lambda ids, lengths: {"ids": ids, "mask": ids > 0}),
+    "padding": (Padding, lambda ids, lengths: ids),
+}
+
+
+@pytest.mark.parametrize("given", PACKED)
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_packed_sequences_take_fedsgd_s_steps(given: str, kind: Any) -> None:
+    model, rows = PACKED[given]
+    silos = [Silo(name, rows(*texts(seed)), np.arange(7) % 3) for seed, name in enumerate("ab")]
+    after = list[dict[str, Tensor]]()
+    for protocol in (PBPFL(loss="cross-entropy", learning_rate=0.1), FedSGD(loss="cross-entropy", learning_rate=0.1)):
+        torch.manual_seed(0)
+        made = Federation(model(kind), silos, protocol, batch_size=0, dtype="float64", aggregation=CLEAR)
+        result = made.train(3, seed=1, progress=False)
+        after.append(dict(result.raw_model(true_model=True).network.state_dict()))
+    for name, one in after[0].items():
+        torch.testing.assert_close(one, after[1][name], rtol=1e-11, atol=1e-11)
+    torch.manual_seed(0)
+    assert not torch.equal(after[0]["layer.weight_hh_l0"], model(kind).layer.weight_hh_l0.double())
+
+
+def test_packed_sequences_are_not_cut_into_blocks() -> None:
+    silos = [Silo(name, *texts(seed)) for seed, name in enumerate("ab")]
+    blocks = BAFFLE(loss="mse", perturb="blocks", k={"*": 4})
+    with pytest.raises(ParameterError, match=r'cannot be cut into blocks: .*depends on the values.*perturb = "all"$'):
+        Federation(nn.Sequential(Padding(nn.LSTM), nn.Linear(3, 1)), silos, blocks, batch_size=0).train(1)
+
+
+def test_a_head_whose_weight_is_normed_is_refused_by_the_way_out() -> None:
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.utils.parametrizations.weight_norm(nn.Linear(8, 3)))
+    with pytest.raises(ParameterError, match=r"the last layer 2 is computed from others.*remove_parametrizations"):
+        ScalePlan.of(model, (torch.randn(4, 5),))
+    nn.utils.parametrize.remove_parametrizations(model[2], "weight")
+    assert ScalePlan.of(model, (torch.randn(4, 5),)).head.weight == "2.weight"
 
 
 class WideAndDeep(nn.Module):

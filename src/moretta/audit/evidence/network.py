@@ -78,7 +78,7 @@ def cost_of_row(model: nn.Module, shape: tuple[int, ...], *, tokens: bool = Fals
     """Return the multiplications of one row's forward pass. shape: of a row. tokens: whether rows are token ids."""
     dtype = next(model.parameters()).dtype
     # Two rows, as an exported program may need them, and copies of what they change: running statistics.
-    rows = torch.zeros((2, *shape), dtype=torch.int64 if tokens else dtype)
+    rows = torch.ones((2, *shape), dtype=torch.int64 if tokens else dtype)
     held = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     counter = _Counter()  # type: ignore[no-untyped-call]
     with torch.no_grad(), counter:

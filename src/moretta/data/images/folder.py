@@ -167,6 +167,8 @@ class _Images:
                 for number in numbers
             ]
             instances = [segments and segments.instance_of(image) for image in images]
+            if None in instances:  # an image takes all frames, so that none are left for another
+                instances = [None for _ in instances]
             _check_different(instances, [places[number] for number in numbers])
             for number, image in zip(numbers, images, strict=True):
                 made[number] = read_mask(segments or content, places[number], self._form, self.sizes[number], image)

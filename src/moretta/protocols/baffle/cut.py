@@ -277,7 +277,8 @@ def _reason(error: BaseException) -> str:
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), kind)
     if line.startswith(FOR_ONE_NUMBER):
         return "it runs for one number of rows alone"
-    return "what it does depends on the values that it reads" if kind == "GuardOnDataDependentSymNode" else line
+    reads = kind == "GuardOnDataDependentSymNode" or "got FakeTensor" in line  # a size, as that of a packed sequence
+    return "what it does depends on the values that it reads" if reads else line
 
 
 def _uncut(why: str, traceback: str | None = None) -> ParameterError:

@@ -69,7 +69,7 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
 def _forward_only(protocol: BAFFLE, setting: Setting) -> tuple[Setting, Cut | None, list[str]]:
     """Return the setting of a model as silos run it, its graph where blocks of layers move, and what is said of it."""
     model = torch_forward.partly_trained(setting.built, protocol.trainable)
-    x = torch.zeros(2, *setting.row_shape, dtype=setting.row_dtype)
+    x = torch.ones(2, *setting.row_shape, dtype=setting.row_dtype)
     blocks = protocol.recipe(setting.spec.run.rounds, setting.spec.data.varied).rule is not None
     model, warnings = torch_forward.forward_only(model, x, blocks=blocks, by_batch=protocol.batch_statistics)
     if not blocks:
@@ -115,10 +115,10 @@ def left(client: Role) -> Left:
 def _check_rows(setting: Setting, forward: TorchForward, *, several: bool) -> None:
     """Raise ParameterError where a row's outputs are not its own or not the same every time.
 
-    The first silo's rows are tried, or rows of zeros where all silos are remote.
+    The first silo's rows are tried, or rows of ones where all silos are remote.
     """
     rows = next((silo.x[:8] for silo in setting.local), None)
-    x = np.zeros((2, *setting.row_shape), setting.silos[0].x.dtype) if rows is None else rows
+    x = np.ones((2, *setting.row_shape), setting.silos[0].x.dtype) if rows is None else rows
     inputs = x if x.dtype.kind in "iu" else x.astype(forward.layout.dtype)
     at = forward.layout.flat(modules.arrays(setting.model))
     check_rows(forward, at, np.ascontiguousarray(inputs), several=several)

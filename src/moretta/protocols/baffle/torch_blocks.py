@@ -162,7 +162,8 @@ def _keeps_apart(node: Node, moved: list[Node]) -> bool:
 TOGETHER = 1 << 18  # entries of a layer's outputs that go on together, so that they stay in the processor's cache
 ROWS = 64  # that go through the model as one, so that layers' outputs stay in the cache
 FEW = 4  # moves; fewer are faster one by one
-ONE_BY_ONE = (torch.ops.aten.scaled_dot_product_attention.default,)  # as torch.vmap runs it too, with a warning
+# As torch.vmap runs them too, with a warning each time.
+ONE_BY_ONE = (torch.ops.aten.scaled_dot_product_attention.default, torch.ops.aten._weight_norm.default)
 
 
 class TorchBlocks(TorchForward):

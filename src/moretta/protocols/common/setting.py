@@ -250,7 +250,7 @@ class Setting:
 
         if self.layout is not None:
             return torch.from_numpy(self.layout.example()).to(self.dtype)
-        return torch.zeros(2, *self.row_shape, dtype=torch.int64 if self.silos[0].x.dtype.kind in "iu" else self.dtype)
+        return torch.ones(2, *self.row_shape, dtype=torch.int64 if self.silos[0].x.dtype.kind in "iu" else self.dtype)
 
     @cached_property
     def model(self) -> nn.Module:

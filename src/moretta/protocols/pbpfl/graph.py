@@ -11,6 +11,7 @@ and at every branch on a shape.
 
 from __future__ import annotations
 
+import random
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +20,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -35,6 +38,9 @@ MOST_QUESTIONS = 4  # of a model about its inputs
 
 FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError)
 """What a user's forward raises when it cannot run on the tensors it is given."""
+
+_COUNTS = (nn.RNNBase.get_expected_hidden_size.__code__, _BatchNorm.forward.__code__)
+"""Code of torch's layers that reads how many rows a packed sequence has, or how many batches came before."""
 
 _TORCH, _OURS = str(Path(torch.__file__).parent), str(Path(__file__).parent)
 
@@ -170,7 +176,8 @@ class _Recorder(TorchFunctionMode):
         name = function_name(func)
         read = {id(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         depends, weighs = bool(read & self.derived), bool(read & self.weighed)
-        if depends and name in READS and (weighs or name not in QUESTIONS):
+        counted = sys._getframe(1).f_code in _COUNTS
+        if depends and name in READS and (weighs or name not in QUESTIONS) and not counted:
             raise UnsupportedModel(
                 f"{_user_line(sys._getframe())} reads the value of a tensor that depends on the data ({name}), in "
                 f"{self.layers[-1][0] or 'the model'}: a branch or number taken from data cannot be followed; use "
@@ -215,7 +222,7 @@ def record(
     tensors = (*inputs, *model.parameters(), *model.buffers())
     weights = [*model.parameters(), *(buffer for buffer in model.buffers() if buffer.is_floating_point())]
     recorder = _Recorder({id(tensor) for tensor in tensors}, {id(tensor) for tensor in weights}, keep)
-    asked = YesOrNo(turned)
+    asked, drawn = YesOrNo(turned), _drawn()
     idle: set[str] = set()
     hooks = [hook for name, layer in model.named_modules() for hook in _watch(name, layer, recorder, idle)]
     try:
@@ -228,7 +235,18 @@ def record(
     finally:
         for hook in hooks:
             hook.remove()
+    if _drawn() != drawn:
+        raise UnsupportedModel(
+            "the model draws from Python's random or from numpy.random, which a run does not seed; draw from torch, as "
+            "torch.rand does, and branch on no number that is drawn"
+        )
     return Trace(tuple(recorder.calls), output, frozenset(idle), tuple(asked.answers))
+
+
+def _drawn() -> Any:
+    """Return what the generators of Python and of NumPy will draw from."""
+    state: Any = np.random.get_state(legacy=False)  # noqa: NPY002  # what a user's model may draw from
+    return random.getstate(), state["state"]["pos"], state["state"]["key"].tobytes()
 
 
 def _watch(name: str, layer: nn.Module, recorder: _Recorder, idle: set[str]) -> Iterator[Any]:

@@ -217,7 +217,11 @@ def _heads(model: nn.Module, trace: Trace, path: str) -> Iterator[Head]:
     if numbers % outputs or (not plain and layer.groups != 1):
         return
     if id(weight) not in names:
-        raise UnsupportedModel(f"the weight of the head {path} is computed from others: {WAY_OUT}")
+        raise UnsupportedModel(
+            f"the weight of the last layer {path} is computed from others, as weight_norm and prune do, and PBPFL adds "
+            "its offset to the weight itself; remove that from this layer "
+            "(torch.nn.utils.parametrize.remove_parametrizations, or remove_weight_norm)"
+        )
     users = [call for call in trace.calls if any(leaf is weight for leaf in tree_leaves((call.args, call.kwargs)))]
     tied = len(users) > 1 or names[id(weight)] != f"{path}.weight".lstrip(".")
     bias = None if layer.bias is None else names[id(layer.bias)]

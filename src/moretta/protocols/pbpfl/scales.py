@@ -296,6 +296,7 @@ def _solved(clone: nn.Module, inputs: Sequence[Tensor]) -> _Solved:
             f"{type(evaluation.output).__name__}: switch auxiliary outputs off (for example aux_logits=False)"
         )
     selfcheck.refuse_non_finite(clone, inputs, evaluation)
+    selfcheck.refuse_unsteady(clone, inputs, evaluation)
     head = heads.find(clone, evaluation, inputs)
     selfcheck.refuse_mixed_rows(clone, inputs, evaluation)
     solver = Solver({name: tensor.shape for name, tensor in [*clone.named_parameters(), *clone.named_buffers()]})
@@ -361,7 +362,8 @@ def _follow(solver: Solver, call: Call) -> list[Ids | View]:
     values = [result] if isinstance(result, Ids | View) else list(result)
     for tensor, value in zip(results, values, strict=True):
         # A whole number has no scale, so its arguments must have scale 1.
-        solver.values[id(tensor)] = value if tensor.is_floating_point() else constant(tensor.shape)
+        numbers = tensor.is_floating_point() or tensor.is_complex()
+        solver.values[id(tensor)] = value if numbers else constant(tensor.shape)
     return values
 
 

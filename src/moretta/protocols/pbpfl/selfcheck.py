@@ -73,9 +73,10 @@ def stand_in(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[nn.Module, tup
 
 
 def _rows(tensor: Tensor, generator: torch.Generator) -> Tensor:
-    """Return at least four rows with the signs and zeros of the given ones, or normal ones if those are constant.
+    """Return at least four rows: those given if they are as many, else with their signs and zeros; never constant ones.
 
-    Batch normalisation over fewer rows is too ill-conditioned to compare gradients.
+    Batch normalisation over fewer rows is too ill-conditioned to compare gradients. Four that were given may be arrays
+    packed, of which a mask's numbers and lengths would be none if they were multiplied.
     """
     repeats = -(-ROWS // max(len(tensor), 1))
     rows = torch.cat([tensor.roll(turn, tensor.dim() - 1) for turn in range(repeats)])
@@ -83,6 +84,8 @@ def _rows(tensor: Tensor, generator: torch.Generator) -> Tensor:
         return rows
     if bool((rows == rows.reshape(-1)[0]).all()):
         return torch.randn(rows.shape, generator=generator, dtype=torch.float64)
+    if repeats <= 1:
+        return rows.double()
     return rows.double() * (0.5 + torch.rand(rows.shape, generator=generator, dtype=torch.float64))
 
 
@@ -99,11 +102,24 @@ def refuse_non_finite(model: nn.Module, inputs: Sequence[Tensor], trace: Trace) 
     )
 
 
+def refuse_unsteady(model: nn.Module, inputs: Sequence[Tensor], before: Trace) -> None:
+    """Raise UnsupportedModel if the model's output in evaluation is not what it was: none could be compared with it."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), CastsToDouble():
+        torch.manual_seed(1)
+        again = model.eval()(*inputs)
+    if isinstance(before.output, Tensor) and not close(again, before.output, FORWARD):
+        raise UnsupportedModel(
+            "in evaluation the model gives other outputs each time that it reads the same rows: it draws random "
+            "numbers, or counts its runs; draw in training alone, as F.dropout(x, p, self.training) does, and keep no "
+            "count"
+        )
+
+
 def refuse_mixed_rows(model: nn.Module, inputs: Sequence[Tensor], together: Trace) -> None:
     """Raise UnsupportedModel, naming the layer, if a row's output in evaluation depends on the other rows."""
     if any(isinstance(layer, _NormBase) and layer.running_mean is None for layer in model.modules()):
         return  # a batch normalisation without running statistics is meant to
-    first = [tensor[:1] for tensor in inputs]
+    first, example = [tensor[:1] for tensor in inputs], inputs
     same = close(record(model, first).output, together.output[:1], FORWARD)
     if same and together.answers:  # a question about all rows may have the same answer for one of them
         others = [
@@ -113,6 +129,7 @@ def refuse_mixed_rows(model: nn.Module, inputs: Sequence[Tensor], together: Trac
             same, inputs = close(record(model, others).output[:1], together.output[:1], FORWARD), others
     if same:
         return
+    refuse_unsteady(model, example, together)
     calls = zip(record(model, first, keep=True).calls, record(model, inputs, keep=True).calls, strict=False)
     place = next((whole.place for alone, whole in calls if _differs(alone, whole)), "the model")
     raise UnsupportedModel(
