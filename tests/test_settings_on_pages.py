@@ -95,11 +95,6 @@ def test_every_block_of_toml_is_valid(name: str, tmp_path: Path) -> None:
                 raise AssertionError(f"{name}:{block.first + 1}: {error}") from error
 
 
-def test_what_the_silo_file_says_of_itself_is_valid(tmp_path: Path) -> None:
-    text = "[silo]" + (silo_file.__doc__ or "").partition("[silo]")[2].replace("alignment = ", "# ")
-    assert read(text, "silo.toml", tmp_path)
-
-
 def keys_of(model: type[BaseModel]) -> set[str]:
     return {kebab(name) for name in model.model_fields}
 

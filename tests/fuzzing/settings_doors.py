@@ -39,12 +39,56 @@ def open_silo_file(data: bytes) -> None:
     silo_file.load(written("silo.toml", data))
 
 
+FULL_SILO = b"""[silo]
+name = "north"
+out = "moretta"
+identity = "keys/north"
+roster = "roster.toml"
+models = ["nets:build"]
+[data]
+source = "patients.csv"
+separator = ";"
+decimal = ","
+alignment = "alignment.json"
+test-fraction = 0.2
+[mapping]
+drop = ["phone"]
+rename = { Alter = "age" }
+recode = { Station = { Medicine = "medicine", OPS = "surgery" } }
+units = { Kreatinin = { factor = 0.0113, offset = 0.0 } }
+[limits]
+message-mib = 1024
+parameters = 100_000_000
+memory-limit-mib = 80
+micro-batch = 4
+threads = 2
+device = "cpu"
+[runs]
+protocols = ["pbpfl"]
+rounds = 100_000
+local-epochs = 1000
+look = true
+scores = true
+[privacy]
+fewest-silos = 3
+scheme = "pairwise"
+blind = true
+roster = true
+dp-noise = 1.0
+unit = "row"
+max-epsilon = 8.0
+delta = 1e-5
+per = "run"
+apart = 2
+repeat-whole-rows = false
+repeat-statistics = false
+"""
+
+
 def silo_files() -> list[bytes]:
-    described = (silo_file.__doc__ or "").partition("[silo]")
-    lines = [line for line in "".join(described[1:]).splitlines() if not line.startswith(("server-key", "rows-in"))]
     key = public_line(Identity(b"s" * 32).public_key)
     short = f'[silo]\nname = "north"\nserver-key = "{key}"\n[data]\nsource = "p.csv"\nrows-in-order = true\n'
-    return ["\n".join(lines).encode(), short.encode()]
+    return [FULL_SILO, short.encode()]
 
 
 def silo_file_words() -> list[str]:

@@ -1,59 +1,7 @@
-"""silo.toml: the settings of a site.
+"""silo.toml: the settings of a site, as ``docs/silo-file.md`` shows them key by key.
 
-The file stays at the site, and nothing of it but the name is ever sent.
-
-    [silo]
-    name = "north"                # in the run; its kit's certificate has it too, or its engine-name in the roster
-    out = "moretta"               # the folder for its state, and for what runs release to it
-    identity = "keys/north"       # with `roster`, where the run has a roster: its own key, and its own copy of the list
-    roster = "roster.toml"
-    server-key = "moretta-public-1 ..."   # instead of the kit's: whose envelopes it takes; or two, while it changes
-    models = ["nets:build"]       # code that runs may have called here, beside the built-in models
-
-    [data]
-    source = "patients.csv"       # a table (.csv, .parquet, .arrow), an .npz file or "module:function";
-                                  # or "image-folder" with path, its folder, and labels, its table
-    separator = ";"               # how a .csv file is written, where it is not found out: decimal = ",",
-    decimal = ","                 # file-encoding = "latin-1", absent = ["n/a"]
-    alignment = "alignment.json"  # where partners hold other columns of these rows: a file of `moretta align`; or
-    rows-in-order = false         # true: this site's word that its rows are in the partners' order
-    test-fraction = 0.2           # of these rows, to be held back: no run trains on them, some score models on them;
-                                  # or test = "test.csv", rows of their own (of images, a table as labels is)
-
-    [mapping]                     # what becomes of the table's columns before the run's schema reads them
-    drop = ["phone"]              # all keys are the file's own names
-    rename = { Alter = "age" }
-    recode = { Station = { Medicine = "medicine", OPS = "surgery" } }     # every word; "" is no value
-    units = { Kreatinin = { factor = 0.0113, offset = 0.0 } }             # number * factor + offset
-
-    [limits]
-    message-mib = 1024            # the most of a message from the server
-    parameters = 100_000_000      # the most of a run's model
-    memory-limit-mib = 80         # of an edge client's process; without edge, of the process of a job, PyTorch included
-    micro-batch = 4               # rows that run through the model at a time
-    threads = 2                   # that PyTorch may use
-    device = "cpu"
-
-    [runs]                        # what a run may ask for; all else that touches rows is pinned by the first run
-    protocols = ["pbpfl"]         # by name; left out: any
-    rounds = 100_000              # the most of a run
-    local-epochs = 1000           # the most passes over its rows in a round
-    look = true                   # whether rows are counted before training
-    scores = true                 # whether models are scored on rows held back
-
-    [privacy]                     # floors of its own: a run may ask for more, never for less
-    fewest-silos = 3              # in a sum; threshold = 3: of secure aggregation's masks
-    scheme = "pairwise"           # or "additive-shares", which "pairwise" is above
-    blind = true                  # of cgd: sums that the server cannot read
-    roster = true                 # that the run has this site's roster
-    dp-noise = 1.0                # the least noise multiplier
-    unit = "row"                  # what noise hides at least; "group", all rows of a patient, is more, and "silo" most
-    max-epsilon = 8.0             # the largest of a run, which has dp-epsilon = 8 or less then
-    delta = 1e-5                  # at which that is stated, or less
-    per = "run"                   # or "data set": of all runs together
-    apart = 2                     # silos by which the sets that it helps to sum differ at least, if they differ; 1: any
-    repeat-whole-rows = false     # whether a round that uses all rows may be summed again over other silos
-    repeat-statistics = false     # and statistics of its rows, in another run
+The file stays at the site, and nothing of it but the name is ever sent. `[limits]`, `[runs]` and `[privacy]` are what a
+run may take here; all else that touches rows is pinned by the first run (`moretta.deployment.agreed_settings`).
 """
 
 from pathlib import Path

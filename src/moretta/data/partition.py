@@ -1,15 +1,8 @@
-"""How training rows are dealt to silos, and the silos that result.
+"""How training rows are dealt to silos, and the silos that result. `Data.partition` names the ways.
 
-    iid        a seeded shuffle, cut into near-equal parts (or by `sizes`)
-    dirichlet  each class dealt by shares drawn from Dirichlet(alpha): the smaller alpha, the less alike the silos
-    by-label   sorted by label and cut: a silo sees few classes (or a range of a regression target)
-    same-rows  every silo has the same rows: the first of as many equal parts, in the source's order. For tables of
-               papers whose code deals rows so, and to see what that loses
-    by-domain  whole domains (hospitals, devices) to silos, in turn; with more silos each gets an equal part
-               of one domain, in turn
-
-    grid        rows are cut into m_h parts and columns into m_v, near-equal, in their order; each pair is a silo
-    by-feature  the same, with the columns of each part named, by feature or by index
+"by-label" cuts a range of a regression target as it cuts classes. "same-rows" is for tables of papers whose code deals
+rows so, and to see what that loses. "grid" cuts rows and columns into near-equal parts, in their order; "by-feature"
+has the columns of each part named.
 
 Domains count in the sorted order of their names. Every row goes to exactly one silo, or to one row part of a grid, but
 for same-rows; the same seed gives the same silos on every machine. Where rows have groups (a patient's visits), whole

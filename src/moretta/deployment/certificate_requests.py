@@ -9,19 +9,8 @@ signed by the private key, so that its sender has that key. A reply is a JSON ob
 the server's address, and the server's key with a signature by it over all of this and over the request's digest.
 
 Neither holds a secret, and neither is trusted, because anybody could replace one. Trust comes from people who compare
-fingerprints by a second way. The operator compares that of the request with the site. The site compares that of the
-server's key with the operator, unless it has pinned the key before.
-
-    KITS/authority/root.key          the root's private key, mode 0600; needed for signing alone, so it may lie
-                                     elsewhere between signings; no run reads it
-    KITS/authority/rootCA.pem        its certificate
-    KITS/authority/issued/<digest>   a reply each, by its request's digest; it is never deleted
-    KITS/<name>.reply                the last reply to a site, to be sent to it
-    KIT/client.key  KIT/<name>.request   after the request; the key is of mode 0600 and is sent to nobody
-    KIT/startup/  KIT/local/         after the reply: a startup kit of FLARE's, with the key moved to startup/
-
-A name is given once, and a key and a request are signed once. FLARE has no list of revoked certificates: a site that
-lost its key is renewed by its operator (`--renew`), and the old certificate stays valid until it ends.
+fingerprints by a second way. ``docs/deploy.md`` has the ceremony, and where each file and key lies. A name is given
+once, and a key and a request are signed once: KITS/authority/issued/ has each reply, by its request's digest.
 """
 
 from __future__ import annotations

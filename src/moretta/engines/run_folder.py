@@ -1,26 +1,7 @@
-"""A run's folder while it is being written.
+"""A run's folder while it is being written; ``docs/run-folder.md`` lists its files.
 
-`moretta.report.folder` reads a finished one.
-
-    run.toml               the run file as resolved            checkpoint/   the last two (engines.checkpoint)
-    history.jsonl          a line a round                      views/        what each role saw (engines.views)
-    checkpoint/releases.txt   under dp-noise, each noised sum before it is asked for (protocols.common.releases)
-    checkpoint/takes.txt   takes of rounds, but their first, before they are asked for (engines.takes)
-    result.json            the run's result                    log.txt       warnings and failures in full
-    model.safetensors      the true model, as the server holds it
-    released.safetensors   the model that silos may be given
-    models/<silo>.safetensors   where each silo has its own
-    participants/<name>/confined.safetensors   of CGD, and only where one machine simulates all participants; then
-                         model.safetensors is D, their common displacement
-    truth/                 where views are recorded in one process: the roles' states by round, and a digest of all rows
-    audit.json  audit/     the results of attacks (moretta.audit), and their pictures
-    model.json             of a run from Python: what builds its model, rounds and seed
-    graph.safetensors      of such a run, if asked for: its model as a graph (models.graph)
-    inputs.json            what inputs and outputs mean: columns, what is filled in, scales, classes
-    rows.json              a digest of each silo's rows, by which a resumed run sees that they are the same; secret
-    best/                  under early stopping, checkpoints of the best rounds, secrets included
-    held.json              while a process writes here: which, on which host, since when (engines.folder_lock)
-    helped/                a file a silo: which sums it has helped to open (secure_aggregation.one_sum)
+`moretta.report.folder` reads a finished one. Checkpoints are of `engines.checkpoint`, views of `engines.views`, the
+lock of `engines.folder_lock`. Sums that a silo has helped to open are of `secure_aggregation.one_sum`.
 """
 
 import errno

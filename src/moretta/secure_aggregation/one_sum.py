@@ -32,15 +32,10 @@ the server goes on to the take that the silo names, with other rows, or where al
     GIVES   give shares, which says so too
 
 **On disk.** A line is written, and not only buffered, before what it says leaves the silo, so a killed process forgets
-nothing. A loss of power may still lose lines that were not forced to the disk. One such force reserves `AHEAD` rounds:
-after a loss of power, reserved rounds of which nothing is known count as spent, and have a further take. Where all rows
-are used there is no further take, so each round is forced by itself, and none is reserved.
-
-**What this does not stop.** Round number and model are the server's own words. A server that sends nearly the same
-model in two rounds, over sets that differ by one silo, still subtracts. `apart = m` stops that: a silo then helps no
-set that differs by 1 to m - 1 silos, on either side, from one it helped before, in any round of any run. Over one set a
-server subtracts where the other silos have the same rows again, in a round or over an epoch, which `apart` does not
-stop. Noise (differential privacy) stands against both.
+nothing. One force to the disk reserves `AHEAD` rounds: after a loss of power, reserved rounds of which nothing is known
+count as spent, and have a further take. Where all rows are used there is no further take, so each round is forced by
+itself, and none is reserved. ``docs/one-sum.md`` says what all this does not stop: round number and model are the
+server's own words.
 
 **Answers that a silo gives once** (`Answers`): what each follows from is recorded before it leaves. Some questions may
 be asked once, because two answers together tell what neither does: two z of one take (CGD), the comparison with two

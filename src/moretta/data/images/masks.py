@@ -1,15 +1,13 @@
 """A mask's file as a whole number a pixel: PNG and TIFF by Pillow, a plane of a NIfTI volume, DICOM segmentations.
 
-**DICOM segmentations** (PS3.3 C.8.20). A pixel is the number of its segment, 0 outside of all.
+**DICOM segmentations** (PS3.3 C.8.20; ``docs/masks.md``).
 
     BINARY     a frame is one segment in one image: 1 within
     LABELMAP   a frame is one image: the numbers of its segments
 
 A frame belongs to the image to which it refers (its SOP instance), and must lie where that lies. A file that refers to
-no image has the frames of one. A segment without a frame is empty there. A pixel of two segments is refused, and so are
-fractions: where a segment ends is not for a reader to decide.
-
-Only `TAGS` are parsed, and of the image `PLACE`. Sequences among them are parsed with all that they hold.
+no image has the frames of one. Only `TAGS` are parsed, and of the image `PLACE`, with all that sequences among them
+hold.
 """
 
 import io

@@ -1,18 +1,10 @@
-"""DICOM images by pydicom, and planes of NIfTI volumes by nibabel, as pixels in [0, 1].
+"""DICOM images by pydicom, and planes of NIfTI volumes by nibabel, as pixels in [0, 1]: see ``docs/images.md``.
 
     stored values  --rescale slope, intercept-->  values  --window-->  [0, 1]  --MONOCHROME1: inverted-->  pixels
 
-**DICOM.** The window is the one asked for, else the file's first (its function LINEAR, LINEAR_EXACT or SIGMOID, DICOM
-PS3.3 C.11.2), else all that the stored bits can hold. Colours are fractions of all that their bits can hold.
-
-The reader takes only `TAGS`, which describe pixels, and the file's own header for the transfer syntax. It skips names,
-ids, dates and all else that identifies a patient without parsing it. It also skips look-up tables (modality and VOI),
-overlays and padding values. A modality table is refused, because pixels without it mean something else.
-
-**NIfTI.** A sample is one plane: the middle one across the axis that `plane` names, or the plane of a volume of a
-single slice. It is turned as in DICOM: the patient's right is on the left (in sagittal planes the front), and the front
-or the head is above. The window is the one asked for, else the file's own (cal_min, cal_max), else the range of
-integers of 8 bits. Other values have no known range and are refused. Texts of the header are not used.
+Of DICOM the reader takes only `TAGS`, which describe pixels, and the file's own header for the transfer syntax. It
+skips names, ids, dates and all else that identifies a patient without parsing it. A modality table is refused, because
+pixels without it mean something else. Texts of a NIfTI header are not used.
 """
 
 import io

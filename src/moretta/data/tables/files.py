@@ -4,11 +4,10 @@ numbers   float64[rows], NaN where a cell is absent
 dates     datetime64[D][rows], NaT where absent
 words     str[rows], empty where absent
 
-**Formulas.** A class or an id may be called ``=HYPERLINK(...)``, and a spreadsheet computes such a cell of a CSV file.
-`written` puts a single quote before it and double quotes around it, as OWASP's page "CSV Injection" advises, so a
-spreadsheet shows it as text. Where a decimal comma is usual, a spreadsheet separates cells by semicolons, and heeds
-only quotes behind one. So a formula behind a separator, a quote or a line end within a cell gets a single quote too.
-Numbers stay as they are.
+**Formulas.** A spreadsheet computes a cell such as ``=HYPERLINK(...)``. `written` puts a single quote before it and
+double quotes around it, as OWASP's page "CSV Injection" advises. Where a decimal comma is usual, a spreadsheet
+separates cells by semicolons, and heeds only quotes behind one. So a formula behind a separator, a quote or a line end
+within a cell gets a single quote too. Numbers stay as they are.
 
     >>> escaped("=1+1"), escaped("-0.5"), escaped("'=1+1"), unescaped(escaped("=1+1"))
     ("'=1+1", '-0.5', "''=1+1", '=1+1')

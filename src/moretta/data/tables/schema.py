@@ -1,39 +1,4 @@
-"""What the columns of a table mean: `schema.toml`.
-
-    [columns.age]
-    kind = "number"               # or category, ordered, date, id, group, target, drop
-    unit = "years"
-    range = [0, 120]              # a value outside is refused
-    blanks = "median"             # or refuse (the default), mean, or indicator: the mean, and a mark of it
-    censored = "limit"            # cells such as <5 become the limit; or half of it; or refuse (the default)
-    absent = [-9, "unknown"]      # numbers and words that stand for no value
-    thousands = ","               # the mark between thousands, as in 1,234
-
-    [columns.ward]
-    kind = "category"
-    categories = ["A", "B"]
-    blanks = "category"           # a category of its own, or refuse
-    unseen = "blank"              # other words count as blank; refused by default
-    spellings = { a = "A" }       # other words for the categories
-
-    [columns.stage]
-    kind = "ordered"              # categories in their order, as numbers 0, 1, ...
-    categories = ["I", "II", "III"]
-
-    [columns.admitted]
-    kind = "date"                 # days since 1970-01-01
-    format = "%d.%m.%Y"
-
-    [columns.patient]
-    kind = "group"                # rows that a split keeps together; kind = "id": each row's own
-
-    [columns.file]
-    kind = "file"                 # paths of images below a folder, which are then the only inputs
-
-    [columns.outcome]
-    kind = "target"
-    classes = ["no", "yes"]       # in the order of the model's outputs; without classes the target is a number
-    # mask-values = [0, 255]      # instead: cells are paths of masks with these pixels; mask-ignored = 128
+"""What the columns of a table mean: `schema.toml`, as ``docs/schema.md`` shows it key by key.
 
 The order of the columns here is that of the model's inputs, whatever the order in a file. Ids and groups are no inputs.
 A file that ends in .json says the same as a Table Schema (`moretta.data.tables.table_schema`).
