@@ -12,12 +12,13 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext, redirect_stdout
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from moretta.commands import align, compare, machines, models, report, rows, train
-from moretta.commands.terminal import begin, needs_torch, one_object, print_error, say, screen, speak, unhush
+from moretta.commands.terminal import begin, needs_torch, print_error, say, screen, speak, unhush, wants_json
 from moretta.errors import MorettaError, ParameterError
 from moretta.protocols.common.entry import load
 from moretta.protocols.registry import ENTRIES
@@ -117,7 +118,8 @@ def main() -> None:
 
 def _call() -> None:
     try:
-        with one_object():
+        # Under --json stdout is for the object: prints of users' own models and metrics go to stderr.
+        with redirect_stdout(sys.stderr) if wants_json() else nullcontext():
             code = app(standalone_mode=False)
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # it has shown the help of its group

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TextIO
@@ -65,11 +65,6 @@ def begin() -> None:
     unhush()
     _printed.clear()
     _stdout[:] = [sys.stdout]
-
-
-def one_object() -> AbstractContextManager[object]:
-    """Keep stdout for the object under --json: prints of users' own models and metrics go to stderr."""
-    return redirect_stdout(sys.stderr) if wants_json() else nullcontext()
 
 
 def speak(*, as_json: bool, quiet: bool) -> None:

@@ -32,6 +32,7 @@ Phase = Callable[[str], AbstractContextManager[None]]
 """Marks a stretch of work, ``with self.phase("local_forward"): ...``; the engine, which owns the clock, gives it."""
 
 
+V = TypeVar("V")
 State = Mapping[str, Any]
 """What a role needs to resume after a restart: a flat mapping of arrays, bytes, text and numbers."""
 
@@ -44,6 +45,11 @@ def no_phase(name: str) -> AbstractContextManager[None]:
 def under(prefix: str, state: State) -> dict[str, Any]:
     """Return the part of a state whose names begin with a prefix, without it."""
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+def over(prefix: str, state: Mapping[str, V]) -> dict[str, V]:
+    """Return a state with a prefix before its names, which `under` takes off again."""
+    return {f"{prefix}{name}": value for name, value in state.items()}
 
 
 class Reason(StrEnum):

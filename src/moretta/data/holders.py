@@ -74,6 +74,11 @@ class Grid:
     parts: Mapping[str, Part]
     heads: Mapping[str, str]
 
+    @property
+    def is_split(self) -> bool:
+        """Whether any participant has only some of the columns."""
+        return any(part.columns for part in self.parts.values())
+
     @cached_property
     def rows(self) -> Mapping[str, tuple[str, ...]]:
         """The participants of each row, in order."""

@@ -152,8 +152,9 @@ class SilosHere:
             self.between()
         turns = [_Turn(silo, self._steps(silo, message)) for silo, message in messages.items()]
         for turn in turns:
-            if self._clients.get(turn.silo) in self._children:
-                self._make_room(turns)
+            busy = [other for other in turns if isinstance(other.work, Waiting)]
+            if self._clients.get(turn.silo) in self._children and len(busy) >= PROCESSORS:
+                _do(busy[:1])  # so that only as many work as there are processors: each has its own deadline
             turn.go_on(next)
         while waiting := [turn for turn in turns if turn.work is not None]:
             groups = defaultdict[Hashable, list[_Turn]](list)
@@ -167,12 +168,6 @@ class SilosHere:
             if isinstance(client, ChildClient):
                 turn.seconds -= client.starting
         return {turn.silo: Answered(turn.answer, turn.seconds) for turn in turns}
-
-    def _make_room(self, turns: Sequence[_Turn]) -> None:
-        """Wait for a silo's process if as many work as there are processors: each has its own deadline."""
-        busy = [turn for turn in turns if isinstance(turn.work, Waiting)]
-        if len(busy) >= PROCESSORS:
-            _do(busy[:1])
 
     def _steps(self, silo: str, message: Message) -> Answering:
         client = self._clients.get(silo)

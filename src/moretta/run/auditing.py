@@ -24,7 +24,7 @@ from moretta.audit.evidence.uploads import PREFIX, from_heard
 from moretta.config import run_files
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Array, Message
-from moretta.contract.roles import Outcome, under
+from moretta.contract.roles import Outcome, over, under
 from moretta.contract.wording import nearest
 from moretta.data.images.sets import read_npz
 from moretta.data.layout import SampleLayout, gather
@@ -217,7 +217,7 @@ def run_folder_of(folder: Path, made: Federation) -> tuple[Federation, int]:
     digest = made.digest(0, rounds)
     shutil.rmtree(folder / "truth", ignore_errors=True)  # of an earlier audit
     for number, model in ((number - 1, model) for number, model in models.items()):
-        state = {"server": {f"model/{name}": value for name, value in model.items()}}
+        state = {"server": over("model/", model)}
         save_truth(folder / "truth", CheckpointId(run, number, 0, digest), state, made.silos)
     kept.write_model("released.safetensors", final, mode=0o644)
     inputs = kept.write_json("inputs.json", inputs_of(made, Preparation.nothing()))

@@ -271,11 +271,6 @@ def rows_of(run: PublicRun, silo: str, number: int) -> int:
     return batches.size if run.setting("dp-noise") else len(batches.of_round(number))
 
 
-def over(prefix: str, arrays: Tensors) -> dict[str, Array]:
-    """Return arrays by their names with a prefix, as `moretta.contract.roles.under` takes them out again."""
-    return {f"{prefix}{name}": value for name, value in arrays.items()}
-
-
 def gradient_of(tensors: Tensors, prefix: str = PREFIX) -> dict[str, Array]:
     """Return the gradient in an upload or a sum, by parameter, float64; of weighted classes per unit of weight.
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from moretta.contract.messages import Array, Stamp, Tensors
-from moretta.contract.roles import Aborted, Exchange, Outcome, Phase, Report, State, no_phase, under
+from moretta.contract.roles import Aborted, Exchange, Outcome, Phase, Report, State, no_phase, over, under
 from moretta.contract.wording import LARGE_TARGETS
 from moretta.errors import ParameterError
 from moretta.protocols.baffle import batch_statistics
@@ -214,13 +214,16 @@ class Server:
 
     def state(self) -> State:
         """Return the averaged model, the one that is stepped on, the optimizer, and what was agreed once."""
-        model = {f"model/{name}": value for name, value in self._averaged().items()}
-        seed = {f"seed/{key}": value for key, value in self._seed.state().items()}
-        released = self._accountant.releases.state() if self._accountant else {}
-        state: State = {
-            "parameters": self._parameters(), "average": self._average.copy(), "forwards": self._forwards
-        }  # fmt: skip
-        return {**model, **state, **seed, **self._stepper.state(), **self._enrolment.state(), **released}
+        return {
+            **over("model/", self._averaged()),
+            "parameters": self._parameters(),
+            "average": self._average.copy(),
+            "forwards": self._forwards,
+            **over("seed/", self._seed.state()),
+            **self._stepper.state(),
+            **self._enrolment.state(),
+            **(self._accountant.releases.state() if self._accountant else {}),
+        }
 
     def restore(self, state: State) -> None:
         """Restore what `state` returned."""

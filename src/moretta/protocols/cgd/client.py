@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from moretta.contract.messages import Array, Message, Stamp, Tensors
-from moretta.contract.roles import Phase, State, no_phase, under
+from moretta.contract.roles import Phase, State, no_phase, over, under
 from moretta.errors import MisuseError, PeerError, SumSpent
 from moretta.protocols.cgd import local, messages
 from moretta.protocols.cgd.group_keys import GroupKeys, group_of
@@ -222,11 +222,6 @@ class Client:
     def _tied_together(self, weights: dict[str, Array]) -> dict[str, Array]:
         """Return the weights with equal tied tensors under each name; the first name is the trained one."""
         return weights | {name: weights[first] for name, first in self._ties.items()}
-
-    @property
-    def runs_jointly(self) -> bool:
-        """Whether its row of the grid runs one model together."""
-        return self._position.head is not None
 
     # One iteration
 
@@ -488,11 +483,14 @@ class Client:
 
     def state(self) -> State:
         """Return root, D, the number of steps in each group, and BatchNorm's buffers. Starts follow from the root."""
-        moved: State = {f"displacement/{name}": value for name, value in self.displacement.items()}
-        buffers = {f"buffer/{name}": self._start[name] for name in self._start if name not in self.displacement}
-        steps = {f"steps/{group}": number for group, number in self._steps.items()}
-        norms = {f"norms/{group}": clip.norms() for group, clip in self._clips.items()}
-        return {**moved, **buffers, **steps, **norms, **self._order.state(), "root": self._root.reveal()}
+        return {
+            **over("displacement/", self.displacement),
+            **{f"buffer/{name}": self._start[name] for name in self._start if name not in self.displacement},
+            **over("steps/", self._steps),
+            **{f"norms/{group}": clip.norms() for group, clip in self._clips.items()},
+            **self._order.state(),
+            "root": self._root.reveal(),
+        }
 
     def restore(self, state: State) -> None:
         """Restore what `state` returned."""

@@ -105,7 +105,7 @@ def groups_of(grid: Grid, shapes: Mapping[str, tuple[int, ...]], first: str, *, 
     Differs from the paper: a first layer's bias, which Algorithm 2 lacks, belongs to the layers above it.
     """
     everybody = tuple(grid.parts)
-    if not any(part.columns for part in grid.parts.values()):
+    if not grid.is_split:
         return {"all": Group(everybody, shapes, True)}
     groups = {
         name: Group(members, {first: (shapes[first][0], len(grid.parts[members[0]].columns))}, False)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.messages import Message, Stamp
-from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, State
+from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, State, over
 from moretta.data.alignment.exchange import MESSAGES, Aligner, Blind, Narrow, relay
 from moretta.data.alignment.partner import Alignment, Disclosed
 from moretta.errors import MisuseError, ParameterError, PeerError, RowsError
@@ -135,9 +135,8 @@ class RowOrder:
         used = self._used
         if used is None:
             return lasting
-        steps = np.array(used.steps, dtype=np.int64)
-        named = {"digest": used.digest, "source": used.source, "steps": steps}
-        return {**lasting, ALIGNED_ORDER: used.order, **{f"alignment/{name}": value for name, value in named.items()}}
+        named = {"digest": used.digest, "source": used.source, "steps": np.array(used.steps, dtype=np.int64)}
+        return {**lasting, ALIGNED_ORDER: used.order, **over("alignment/", named)}
 
     def restore(self, state: State) -> None:
         """Restore what `state` returned. Raises `moretta.errors.ParameterError` if ids have changed since."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Phase, Reason, Report, State
 from moretta.contract.wording import LARGE_TARGETS
 from moretta.data.holders import Grid
+from moretta.engines.takes import opens
 from moretta.errors import RunFailed
 from moretta.protocols.cgd import messages, row_order
 from moretta.protocols.cgd.catching_up import LATE, CatchingUp
@@ -26,18 +28,15 @@ from moretta.protocols.common import scoring
 from moretta.protocols.common.enrolment import Enrolment, refused_by_all
 from moretta.protocols.common.releases import watched
 from moretta.protocols.common.setting import Setting
-from moretta.secure_aggregation.additive import AddShares
 from moretta.secure_aggregation.agreement import agree_on_keys
 from moretta.secure_aggregation.cohort import complete
 from moretta.secure_aggregation.encoding import Ring, add_up
 from moretta.secure_aggregation.sums import Relayed, to_leave_out
-from moretta.secure_aggregation.unmasking import Unmask
 
 log = logging.getLogger("moretta")
 
 LARGEST_Z = 2.0**20  # of a part of z; the ring then keeps 30 bits and more behind the point
 IN_VAIN = 2  # rounds in a row without a step after which the run fails
-OPENING = (Unmask, AddShares)  # these open a sum: once one is sent, answers may come whatever this role does
 
 
 class Server:
@@ -250,8 +249,8 @@ class Server:
         encoding = request.fraction_bits
         ask: dict[str, Message] = {member: messages.Contribute(stamp=now, encoding=encoding) for member in members}
 
-        def note(ask: Ask) -> None:
-            self._opening |= any(isinstance(message, OPENING) for message in ask.messages.values())
+        def note(ask: Ask) -> None:  # once such a message is sent, answers may come whatever this role does
+            self._opening |= opens(ask)
 
         if self._blind:
             relayed = yield from watched(aggregation.relay(ask, request), note)
@@ -322,11 +321,9 @@ class Server:
 
     def state(self) -> State:
         """Return the groups' lasting agreement, their columns' standardisation, and each group's last sum."""
-        agreed: State = {
-            f"{name}/{key}": value
-            for name, enrolment in self._enrolments.items()
-            for key, value in enrolment.state().items()
-        }
+        agreed = dict[str, Any]()
+        for name, enrolment in self._enrolments.items():
+            agreed |= roles.over(f"{name}/", enrolment.state())
         return {**agreed, **self._steps.state()}
 
     def restore(self, state: State) -> None:

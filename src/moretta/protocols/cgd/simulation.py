@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moretta.contract.messages import Array, Stamp, Tensors
-from moretta.contract.roles import Aborted, Exchange, Outcome, Phase, Report, State, no_phase, under
+from moretta.contract.roles import Aborted, Exchange, Outcome, Phase, Report, State, no_phase, over, under
 from moretta.contract.wording import LARGE_TARGETS
 from moretta.data.holders import Grid
 from moretta.errors import ParameterError, RangeError, RunFailed
@@ -152,8 +152,7 @@ class Simulation:
 
     def state(self) -> State:
         """Return D, and the root of the starts."""
-        moved: State = {f"displacement/{name}": value for name, value in self._displacement.items()}
-        return {**moved, "root": self._root.reveal()}
+        return {**over("displacement/", self._displacement), "root": self._root.reveal()}
 
     def restore(self, state: State) -> None:
         """Restore what `state` returned."""

@@ -202,10 +202,6 @@ def _steps_plainly(record: Record) -> bool:
     return most >= 2 and plain and not any(setting(record, "protocol", name) for name in other_steps)
 
 
-def _takes_all_rows(record: Record) -> bool:
-    return setting(record, "data", "batch-size") == 0 or bool(setting(record, "protocol", "local-epochs"))
-
-
 is_summed = Condition("sums are secure", lambda run: scheme(run) != "none")
 is_masked = Condition("sums are secure (the default)", lambda run: scheme(run) in MASKED)
 is_in_the_clear = Condition('`scheme = "none"`', lambda run: not is_summed(run))
@@ -226,7 +222,10 @@ fills_absent = Condition(
     "values may be absent, which all silos' statistics fill in",
     lambda run: setting(run, "data", "missing") not in (None, "error") or _fills(run, "mean", "median", "indicator"),
 )
-takes_all_rows = Condition("a round uses all rows of a silo", _takes_all_rows)
+takes_all_rows = Condition(
+    "a round uses all rows of a silo",
+    lambda run: setting(run, "data", "batch-size") == 0 or bool(setting(run, "protocol", "local-epochs")),
+)
 chooses_silos = Condition("`participation` is below 1", lambda run: participation(run) < 1)
 has_two_silos = Condition("there are two silos", lambda run: bool(run["silos"] == 2))
 has_few_in_statistics = Condition("statistics are of fewer than three silos", _has_few_in_statistics)
@@ -335,11 +334,6 @@ def _what_epsilon_rests_on(record: Record) -> str:
     return f". In a round is {sampled}. It is trusted that {facts['trust']}. The theorem: {facts['theorem']}"
 
 
-def _what_epsilon_leaves_out(record: Record) -> str:
-    left_out = record["facts"].get("epsilon_leaves_out")
-    return f". Not counted: {left_out}" if left_out else ""
-
-
 def _figure(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
@@ -351,7 +345,11 @@ epsilon_alone = Word(
     lambda run: f"ε = {_figure(run['facts']['epsilon'])} at δ = {run['facts']['delta']:.0e}",
 )
 epsilons = Word("epsilons", "that epsilon", _epsilons)
-what_epsilon_leaves_out = Word("what_epsilon_leaves_out", "", _what_epsilon_leaves_out)
+what_epsilon_leaves_out = Word(
+    "what_epsilon_leaves_out",
+    "",
+    lambda run: f". Not counted: {left_out}" if (left_out := run["facts"].get("epsilon_leaves_out")) else "",
+)
 if_any = Word("if_any", "", _if_any)
 
 

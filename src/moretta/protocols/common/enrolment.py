@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from moretta.contract.lazy_rows import LazyRows, loaded
 from moretta.contract.messages import Array, Message, Stamp, Tensors
-from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Reason, State, under
+from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Reason, State, over, under
 from moretta.contract.wording import LEAST_SHOWN
 from moretta.data.look import shown, total
 from moretta.data.tables.preparation import ColumnRules, Preparation, usable
@@ -337,7 +337,7 @@ class Enrolment:
         moving = self.moving(parameters())
         asked = scoring.score(self.aggregation, now, moving, figures, self.agreed, validates=True)
         scores = yield from _dispensable(asked, f"{now}: the model is not validated")
-        return {} if scores is None else {f"validation_{name}": value for name, value in scores[0].items()}
+        return {} if scores is None else over("validation_", scores[0])
 
     def _tables(self, now: Stamp, parameters: Tensors, scored: Sequence[str], rows: float) -> Exchange[Tensors]:
         """Return the tables of all silos; none if one is missing, as nothing is repeated for them.
@@ -421,7 +421,7 @@ class Enrolment:
     def state(self) -> State:
         """Return what was agreed for the whole run; keys are agreed anew."""
         return {
-            **{f"input_{name}": value for name, value in self.preparation.figures.items()},
+            **over("input_", self.preparation.figures),
             "scales": np.array([*self.input_scale, self.target_scale]),
             "has_statistics": int(self._has_statistics),
             "rows": self._rows,

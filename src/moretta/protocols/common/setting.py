@@ -26,7 +26,7 @@ from moretta.protocols.common.overlap import Comparison
 from moretta.protocols.common.scoring import figures_of
 from moretta.protocols.common.silo_setup import SiloSetup
 from moretta.protocols.common.specification import Specification
-from moretta.protocols.common.statistics import CLASSES, TARGETS, Entry, Statistics, counted_classes
+from moretta.protocols.common.statistics import CLASSES, TARGETS, Entry, Statistics
 from moretta.protocols.common.targets import CONFUSION_UP_TO, encode
 from moretta.secure_aggregation.cohort import Participation, Rules
 from moretta.secure_aggregation.identity import Roster
@@ -179,7 +179,8 @@ class Setting:
     @property
     def classes(self) -> int:
         """The number of classes that a look before training counts, 1 for numbers, 0 for no look."""
-        return counted_classes(self.spec.task, self.outputs) if self.spec.data.look else 0
+        many = max(2, self.outputs) if self.spec.task == "classification" else 1
+        return many if self.spec.data.look else 0
 
     def statistics(
         self, rules: ColumnRules, batch_size: int, *, scales: bool = False, labelled: bool = True

@@ -90,15 +90,6 @@ def schema_of(messages: Sequence[type[Message]]) -> Sequence[type[Message]]:
     return (Spent, *SUM_MESSAGES, *MESSAGES, *overlap.MESSAGES, *scoring.MESSAGES, *frozen.MESSAGES, *messages)
 
 
-def digest_of_rows(own: bytes, prepared: Preparation) -> bytes:
-    """Return SHA-256 over what a silo trains on. own: `moretta.secure_aggregation.keystream.digest_of` its inputs ``x``
-    and targets ``y``.
-
-    Never sent: who knows all rows but one could find that one by it.
-    """
-    return digest_of({"rows": np.frombuffer(own, np.uint8), **prepared.figures})
-
-
 @dataclass(eq=False, repr=False)
 class TrainingRows:
     """A silo's rows, its batches and its half of the enrolment.
@@ -129,8 +120,10 @@ class TrainingRows:
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 over rows, targets and their preparation: see `digest_of_rows`."""
-        return digest_of_rows(self._own, self.prepared)
+        """SHA-256 over rows, targets and their preparation. It is never sent: anyone who knows all rows but one could
+        find that one by it.
+        """
+        return digest_of({"rows": np.frombuffer(self._own, np.uint8), **self.prepared.figures})
 
     def take(self, index: NDArray[np.int64], dtype: DTypeLike) -> tuple[Array, Array]:
         """Return prepared inputs and targets of some rows."""

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
-from moretta.contract.roles import State
+from moretta.contract.roles import State, over
 from moretta.data.tables.preparation import MedianRanges
 from moretta.errors import PeerError
 from moretta.protocols.common.overlap import COMPARISON
@@ -159,7 +159,7 @@ class Counted:
 
     def state(self) -> State:
         """Return all that `restored` needs."""
-        return {f"counted_{name}": value for name, value in vars(self).items()}
+        return over("counted_", vars(self))
 
 
 def restored(state: State) -> Counted | None:
@@ -168,11 +168,6 @@ def restored(state: State) -> Counted | None:
         return None
     names = ("classes", "present", "mean", "deviation")
     return Counted(int(state["counted_rows"]), *(np.asarray(state[f"counted_{name}"]) for name in names))
-
-
-def counted_classes(task: str, outputs: int) -> int:
-    """Return how many classes are counted: one where targets are numbers. outputs: of the model."""
-    return max(2, outputs) if task == "classification" else 1
 
 
 def class_columns(y: Array, classes: int) -> NDArray[np.float64]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moretta.contract.messages import Array, Message, Tensors
-from moretta.contract.roles import LEAST, Answering, InSteps, Phase, State, no_phase, under
+from moretta.contract.roles import LEAST, Answering, InSteps, Phase, State, no_phase, over, under
 from moretta.engines.checkpoint import HalfDone
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import SiloRows
@@ -172,7 +172,7 @@ class Client:
 
     def weighted(self, gradients: dict[str, Array], loss: float, targets: Tensor) -> Upload:
         """Return the upload of a batch's gradient and mean loss: silos weigh as D_k, not as their rows."""
-        upload = {f"gradient/{name}": value for name, value in gradients.items()} | {"loss": np.asarray(loss)}
+        upload = over("gradient/", gradients) | {"loss": np.asarray(loss)}
         if self.loss.class_weights:  # N_k times the density
             density = self.loss.density(targets)
             upload = {name: value * density for name, value in upload.items()} | {"density": np.asarray(density)}
@@ -210,7 +210,7 @@ class Client:
         return upload | {"loss": np.asarray(total / rows)}
 
     def _halfway(self, steps: int, loss: float, rows: int, kept: Mapping[str, Mapping[str, Tensor]]) -> State:
-        model = {f"model/{name}": value for name, value in modules.arrays(self.model).items()}
+        model = over("model/", modules.arrays(self.model))
         optimizer = {f"kept/{key}/{name}": value for name, some in kept.items() for key, value in some.items()}
         random = {f"random/{place}": generator.get_state() for place, generator in enumerate(self.rows.generators)}
         tensors = {name: tensor.cpu().numpy() for name, tensor in {**optimizer, **random}.items()}
@@ -285,7 +285,7 @@ class LocalWork:
         uploads = (
             self._epochs(works, trained, params) if isinstance(params, Epochs) else self._gradients(works, trained)
         )
-        return [upload | {f"buffer/{name}": value for name, value in buffers.items()} for upload in uploads]
+        return [upload | over("buffer/", buffers) for upload in uploads]
 
     def _gradients(self, works: Sequence[LocalWork], trained: Stack) -> list[Upload]:
         ((x, y),) = self._steps(works)
@@ -312,10 +312,7 @@ class LocalWork:
         with silo.phase("update"):
             differences = _apart({name: trained[name] - value for name, value in at.items()})
         mean = zip(differences, (total / rows).numpy(), strict=True)
-        return [
-            {f"gradient/{name}": gradient for name, gradient in gradients.items()} | {"loss": loss}
-            for gradients, loss in mean
-        ]
+        return [over("gradient/", gradients) | {"loss": loss} for gradients, loss in mean]
 
     def _steps(self, works: Sequence[LocalWork]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the inputs and targets of each step, [silos, rows, ...]."""
@@ -373,8 +370,8 @@ class LoneClient:
 
     def state(self) -> State:
         """Return model, optimizer and the last step taken."""
-        model = {f"model/{name}": value for name, value in modules.arrays(self._model).items()}
-        return {**model, **self._optimizer.state(), "last": np.array(self._last, dtype=np.float64)}
+        last = np.array(self._last, dtype=np.float64)
+        return {**over("model/", modules.arrays(self._model)), **self._optimizer.state(), "last": last}
 
     def restore(self, state: State) -> None:
         """Restore what `state` returned."""

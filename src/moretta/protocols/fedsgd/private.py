@@ -43,6 +43,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from moretta.contract.messages import Array, Stamp, Tensors
+from moretta.contract.roles import over
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules
 from moretta.protocols.common.batches import Purpose
@@ -79,7 +80,7 @@ class PrivateGradient:
         self.noise.uploading(now, purpose[-1])
         with _seeded(model, self.noise.root, *purpose):
             total = self.clipped_sum(model, *self.noise.lot_of(*purpose))
-        totals = {f"gradient/{name}": value for name, value in total.items()}
+        totals = over("gradient/", total)
         return dict(self.noise.noised(totals, encoding, *purpose, sums=sums))
 
     def purpose(self, parameters: Tensors, now: Stamp) -> Purpose:

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 
 from moretta.contract.messages import Stamp
-from moretta.contract.roles import Aborted, Ask, Exchange, Outcome, Phase, Report, State, no_phase, under
+from moretta.contract.roles import Aborted, Ask, Exchange, Outcome, Phase, Report, State, no_phase, over, under
 from moretta.errors import PeerError
 from moretta.protocols.common import modules
 from moretta.protocols.common.accountant import Accountant, excess_of
@@ -85,9 +85,8 @@ class Server:
 
     def state(self) -> State:
         """Return model, optimizer, the run's agreement, and under an accountant the releases."""
-        model = {f"model/{name}": value for name, value in modules.arrays(self._model).items()}
-        released = self._accountant.releases.state() if self._accountant else {}
-        return {**model, **self._stepper.state(), **self._enrolment.state(), **released}
+        model, released = modules.arrays(self._model), self._accountant.releases.state() if self._accountant else {}
+        return {**over("model/", model), **self._stepper.state(), **self._enrolment.state(), **released}
 
     def restore(self, state: State) -> None:
         """Restore what `state` returned."""

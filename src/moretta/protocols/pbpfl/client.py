@@ -117,17 +117,15 @@ class Client:
         if ask.y.shape != tuple(outputs.shape) or ask.k.shape[1] not in (0, len(batch.at.spread)):
             raise PeerError(f"{ask.stamp}: expected a softmax for {list(outputs.shape)}, got {list(ask.y.shape)}")
         softmax.check_answer(ask, self._variant)
-        u = self._loss.weighted_targets(self._soft(batch.targets), outputs)
+        targets = batch.targets  # of masks, in a run that hides nothing (`refuse_dense`), a row a position
+        targets = targets if targets.ndim < 3 else self._head.rows(targets.flatten(1))
+        u = self._loss.weighted_targets(targets, outputs)
         y, k = torch.from_numpy(ask.y).to(outputs), torch.from_numpy(ask.k).to(outputs)
         form = partial(terms.cross_entropy, parts=batch.parts)
         gradients = yield BackwardWork(batch, form, [u, y, k], self.phase)
         # Two sums over one set, answered differently to one silo, would differ by its own gradients.
         about = replace(waiting.asked, own=digest_of({"y": ask.y, "k": ask.k}))
         return self._upload(ask, gradients, batch, about)
-
-    def _soft(self, targets: Tensor) -> Tensor:
-        """Return masks, in a run that hides nothing (`refuse_dense`), a row a position; other targets as they are."""
-        return targets if targets.ndim < 3 else self._head.rows(targets.flatten(1))
 
     def _upload(self, ask: TrainOn | Softmax, gradients: TermGradients, batch: Forwarded, about: Query) -> Message:
         terms_found = gradients.terms

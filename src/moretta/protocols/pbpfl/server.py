@@ -11,7 +11,7 @@ from torch import nn
 
 from moretta.contract import roles
 from moretta.contract.messages import Stamp
-from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Phase, Reason, Report, State
+from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Phase, Reason, Report, State, over
 from moretta.errors import PeerError
 from moretta.protocols.common import modules
 from moretta.protocols.common.clipping import RunningMedian, SummedStep
@@ -295,7 +295,7 @@ class Server:
 
     def state(self) -> State:
         """Return model, optimizer, the secret root, and what the next key depends on."""
-        model = {f"model/{name}": value for name, value in modules.arrays(self._model).items()}
+        model = over("model/", modules.arrays(self._model))
         sizes = {} if self._sizes is None else {"alpha": self._sizes.alpha, "outputs": self._sizes.outputs}
         seen: State = {"loss": self._loss, "secret_root": self._root.reveal(), **sizes}
         medians = {f"sizes/{name}": np.array(median.seen) for name, median in self._so_far.items()}

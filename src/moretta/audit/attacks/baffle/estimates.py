@@ -25,9 +25,9 @@ from moretta.audit.evidence.attack import Given, augmented, no_training
 from moretta.audit.evidence.case import Case, Heard, PublicRun, torch_dtype
 from moretta.audit.evidence.intervals import Floats
 from moretta.audit.evidence.truth import Truth
-from moretta.audit.evidence.uploads import from_heard, over, rows_of
+from moretta.audit.evidence.uploads import from_heard, rows_of
 from moretta.contract.messages import Array
-from moretta.contract.roles import under
+from moretta.contract.roles import over, under
 from moretta.data.rows import Rows
 from moretta.errors import ParameterError
 from moretta.protocols.baffle import cut, torch_blocks, torch_forward

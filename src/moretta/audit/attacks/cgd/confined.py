@@ -192,7 +192,7 @@ class JointRow:
     def first(cls, truth: Truth) -> JointRow:
         """Return the first row. Raises `moretta.errors.ParameterError` where no columns are split."""
         grid = grid_of(truth.federation.silos)
-        if not any(part.columns for part in grid.parts.values()):
+        if not grid.is_split:
             raise ParameterError("no columns are split, so that no values of a first layer travel")
         return cls(truth, grid, next(iter(grid.rows)))
 

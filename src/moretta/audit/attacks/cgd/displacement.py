@@ -19,8 +19,7 @@ from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, al
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import of_mean, of_rate
 from moretta.audit.evidence.truth import Truth
-from moretta.audit.evidence.uploads import over
-from moretta.contract.roles import under
+from moretta.contract.roles import over, under
 from moretta.protocols.cgd.messages import Descend
 
 NO_FLOOR = 1e300  # R^2 has none

@@ -46,9 +46,8 @@ from moretta.audit.evidence.intervals import (
 )
 from moretta.audit.evidence.inversion import Effort, Gradients, Inputs, invert, matched, quotient_start, squares
 from moretta.audit.evidence.truth import Truth
-from moretta.audit.evidence.uploads import over
 from moretta.contract.messages import Array, Tensors
-from moretta.contract.roles import under
+from moretta.contract.roles import over, under
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules
 

@@ -49,7 +49,6 @@ from moretta.errors import ParameterError
 from moretta.protocols.common.targets import classes_of
 
 FAR = 1e-6  # squared relative distance from the gradient above which labels are searched for too
-NEAR = 1e-2  # above which the cosine is tried as well, in thorough audits
 SEARCH = {False: (8.0, 2, 600), True: (900.0, 8, 3000)}  # thorough: for all labels (`evidence.inversion.Effort.within`)
 OTHERS = 20  # draws of rows that nobody trained on
 MOST_ROWS = 256  # in a batch: pairing and search grow with them
@@ -120,7 +119,7 @@ def attack(case: Case) -> Claim:
 
 
 def found_rows(case: Case, silo: str = "") -> Claim:
-    """Search for the rows of a silo's gradient, or of the sum's, labels by the head first."""
+    """Claim as `attack`, of a silo's batch, or of all batches in the sum; labels by the head first."""
     run, inputs = case.run, Inputs.of(case.arrays["x"])
     parameters, gradient, rows = read(case, int(case.arrays["round"]), silo)
     if run.setting("local-epochs"):  # a step's difference is the gradient times the learning rate
@@ -257,19 +256,6 @@ def gather_sum(truth: Truth) -> Given:
     raise ParameterError(f"no sum of uploads of at most {MOST_ROWS} rows was recorded")
 
 
-def attack_sum(case: Case) -> Claim:
-    """Claim x [rows, ...] and y [rows, outputs] of all batches together, and how near their gradient comes.
-
-    round, silos: where it was found, silos by number.
-    """
-    return found_rows(case)
-
-
-def score_sum(claim: Claim, truth: Truth) -> AttackResult:
-    """Compare with the rows of all silos that are in the sum."""
-    return compared(claim, truth, sum_of(len(claim["silos"])))
-
-
 OF_SUM = replace(
     ATTACK,
     name="gradient-inversion-of-sum",
@@ -278,6 +264,6 @@ OF_SUM = replace(
     protocols=fitting("gradient-inversion-of-sum"),
     fits=fits_sum,
     given=gather_sum,
-    attack=attack_sum,
-    score=score_sum,
+    attack=found_rows,
+    score=lambda claim, truth: compared(claim, truth, sum_of(len(claim["silos"]))),
 )

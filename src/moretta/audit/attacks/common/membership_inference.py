@@ -50,9 +50,8 @@ from moretta.audit.evidence.exposure import exposure, fitting
 from moretta.audit.evidence.intervals import Floats, auc, least_epsilon
 from moretta.audit.evidence.shadows import TrainingPlan
 from moretta.audit.evidence.truth import Truth
-from moretta.audit.evidence.uploads import over
 from moretta.contract.messages import Array, Tensors
-from moretta.contract.roles import under
+from moretta.contract.roles import over, under
 from moretta.data.rows import Rows
 from moretta.engines.run_folder import read_json
 from moretta.errors import ParameterError

@@ -21,8 +21,8 @@ from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.exposure import exposure, fitting
 from moretta.audit.evidence.intervals import flat, of_units, relative_error, to_error
 from moretta.audit.evidence.truth import Truth
-from moretta.audit.evidence.uploads import first_rounds, gradient_of, of_round, over, rows_of
-from moretta.contract.roles import under
+from moretta.audit.evidence.uploads import first_rounds, gradient_of, of_round, rows_of
+from moretta.contract.roles import over, under
 
 ROUNDS = 10  # the first so many
 

@@ -34,9 +34,8 @@ from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.intervals import flat, kept, of_errors, relative_error, to_error
 from moretta.audit.evidence.truth import Truth
-from moretta.audit.evidence.uploads import over
 from moretta.contract.messages import Tensors
-from moretta.contract.roles import under
+from moretta.contract.roles import over, under
 from moretta.errors import ParameterError
 from moretta.protocols.pbpfl.messages import TrainOn
 from moretta.protocols.pbpfl.scales import ScaleKey, ScalePlan

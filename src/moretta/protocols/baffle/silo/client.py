@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from moretta.contract.messages import Array, Message
-from moretta.contract.roles import Answering, InSteps, Phase, State, no_phase, under
+from moretta.contract.roles import Answering, InSteps, Phase, State, no_phase, over, under
 from moretta.contract.wording import LARGE_TARGETS
 from moretta.errors import MisuseError, ParameterError, PeerError, RowsError
 from moretta.protocols.baffle.silo import messages
@@ -348,7 +348,7 @@ class Client:
         return ask.parameters.astype(np.float64) - at, total / counted
 
     def _halfway(self, at: Array, total: float, counted: float, steps: int) -> State:
-        moments = {f"steps/{key}": value for key, value in self._steps.state().items()}
+        moments = over("steps/", self._steps.state())
         return {"at": at, "loss": float(total), "counted": float(counted), "steps": steps, **moments}
 
     def _score(self, ask: Question) -> Message:
