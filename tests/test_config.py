@@ -403,6 +403,27 @@ def test_an_override_that_is_none(write: Write, text: str) -> None:
     assert sentence(write(SMALL), (text,)) == f'--set: expected section.key=value, got "{text}"'
 
 
+@pytest.mark.parametrize(
+    "value", ["False", "TRUE", "None", "NaN", ".5", "-.5", "5.", "1e", "1E-", "[.5]", "[True]", "{a = None}", '"open']
+)
+@pytest.mark.parametrize("key", ["model.flag", "run.name", "protocol.learning-rate"])
+def test_a_value_that_is_nearly_toml_is_no_text(write: Write, key: str, value: str) -> None:
+    assert sentence(write(SMALL), (f"{key}={value}",)).startswith(f"--set {key}: expected TOML, such as false, 0.5")
+    tables: dict[str, Any] = {}
+    run_files.override(tables, f"{key}='{value}'")
+    section, name = key.split(".")
+    assert tables == {section: {name: value}}
+
+
+@pytest.mark.parametrize(
+    "value", ["none", "007", "1.5.2", "2024-01-31", "no", "falsely", "e5", ".", "a b", "mod:build"]
+)
+def test_other_words_are_text(value: str) -> None:
+    tables: dict[str, Any] = {}
+    run_files.override(tables, f"model.flag={value}")
+    assert tables == {"model": {"flag": value}}
+
+
 def test_an_override_below_a_value(write: Write) -> None:
     said = sentence(write(SMALL), ("run.rounds.a=3",))
     assert said == "--set run.rounds.a: rounds is a value and not a section; give section.key=value"

@@ -17,7 +17,7 @@ from test_dicom import dicom
 from moretta.contract.lazy_rows import LazyRows
 from moretta.data.images import folder as folders
 from moretta.data.images.folder import read_labelled, read_unlabelled
-from moretta.data.images.pixels import ImageForm
+from moretta.data.images.pixels import ImageForm, read_image
 from moretta.data.reading import ExpectedRows, Source
 from moretta.data.reading import read as read_rows
 from moretta.data.rows import Rows, Split
@@ -88,6 +88,26 @@ def test_files_of_any_kind_become_fractions(tmp_path: Path) -> None:
     smooth = np.add.outer(np.arange(8, dtype=np.uint8), np.arange(8, dtype=np.uint8)) * 10
     save(tmp_path / "a.jpg", smooth, quality=100)
     np.testing.assert_allclose(one(tmp_path, "a.jpg")[0], smooth / 255, atol=0.02)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8, 12, 16])
+@pytest.mark.parametrize("white_is_zero", [False, True])
+def test_greys_of_a_tiff_are_fractions_of_its_bits(bits: int, *, white_is_zero: bool) -> None:
+    most = 2**bits - 1
+    stored = np.array([[0, most, most // 2, most // 3], [most, 0, most // 5, 0]])
+    digits = (stored[..., None] >> np.arange(bits)[::-1] & 1).reshape(2, -1)
+    packed = stored.astype("<u2").tobytes() if bits == 16 else np.packbits(digits.astype(bool), axis=1).tobytes()
+    tags = [(256, 4), (257, 2), (258, bits), (259, 1), (262, 0 if white_is_zero else 1), (273, 8), (277, 1), (278, 2)]
+    tags.append((279, len(packed)))
+    entries = b"".join(struct.pack("<HHII", tag, 3, 1, value) for tag, value in tags)
+    start = 8 + len(packed)
+    content = b"II*\0" + struct.pack("<I", start) + packed + struct.pack("<H", len(tags)) + entries + bytes(4)
+    if white_is_zero and bits == 12:  # which Pillow does not read
+        with pytest.raises(ParameterError, match="is not a readable"):
+            read_image(content, "a.tif", ImageForm())
+        return
+    found = read_image(content, "a.tif", ImageForm())[0][0]
+    np.testing.assert_allclose(found, 1 - stored / most if white_is_zero else stored / most, atol=1e-6)
 
 
 @pytest.mark.parametrize(("mode", "channels"), [("1", 1), ("LA", 1), ("P", 3), ("RGBA", 3), ("CMYK", 3)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -468,6 +469,77 @@ def test_parquet_ids_beyond_a_floats_digits_and_columns_left_out(tmp_path: Path)
     assert rows.ids is not None
     assert rows.ids.tolist() == [str(one) for one in ids]
     assert np.isnan(rows.x[:, 0]).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("dtype", ["int64", "float64", "float32", "object", "string"])
+def test_a_column_means_the_same_in_every_kind_of_table(tmp_path: Path, dtype: str) -> None:
+    pandas = pytest.importorskip("pandas")
+    big = 2**60
+    frame = pandas.DataFrame({"age": [-9, 50, 60], "who": [big + 1, big + 2, big + 3], "y": ["no", "yes", "no"]})
+    frame["age"] = frame["age"].astype(dtype)
+    frame["who"] = frame["who"].astype("object" if dtype == "object" else "int64")
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    frame.to_csv(tmp_path / "comma.csv", index=False, sep=";", decimal=",")
+    frame.to_parquet(tmp_path / "t.parquet")
+    kinds = {"age": Number(blanks="mean"), "who": Id(), "y": Target(classes=("no", "yes"))}
+    columns = {name: list(frame[name]) for name in frame}
+    for absent in ("-9", "-9.0", "-9.00"):
+        tables: list[tuple[Any, Format]] = [(table, Format(absent=(absent,))) for table in (frame, columns)]
+        tables += [(tmp_path / f"t.{kind}", Format(absent=(absent,))) for kind in ("csv", "parquet")]
+        tables.append((tmp_path / "comma.csv", Format(decimal=",", absent=(absent.replace(".", ","),))))
+        for table, form in tables:
+            rows = read_table(table, Schema(columns=kinds), form)
+            assert rows.ids is not None
+            assert np.isnan(rows.x[:, 0]).tolist() == [True, False, False], (table, absent)
+            assert rows.ids.tolist() == [str(big + k) for k in (1, 2, 3)]
+
+
+def test_a_numeral_that_stands_for_no_value_is_no_other_code_and_no_other_number(tmp_path: Path) -> None:
+    path = write(tmp_path, "a,b\n9,09\n9.0,90\n99.90,0.9\n-9,x\n9.01,9e0\n")
+    columns = read_columns(path, Format(absent=("9", "99.9", "X")))
+    assert columns["a"].tolist() == ["", "", "", "-9", "9.01"]
+    assert columns["b"].tolist() == ["09", "90", "0.9", "", "9e0"]
+    comma = write(tmp_path, 'a\n"9,0"\n9.0\n9.000\n').rename(tmp_path / "c.csv")
+    assert read_columns(comma, Format(";", ",", absent=("9",)))["a"].tolist() == ["", "9.0", "9.000"]
+    floats = pyarrow.table({"a": pyarrow.array([99.9, 1.0], pyarrow.float32())})
+    pyarrow.parquet.write_table(floats, tmp_path / "f.parquet")
+    assert np.isnan(read_columns(tmp_path / "f.parquet", Format(absent=("99.9",)))["a"]).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Rome", "America/New_York", "+05:30"])
+def test_a_time_with_a_zone_has_the_day_that_it_has_there(tmp_path: Path, zone: str) -> None:
+    words = ["2020-06-01T00:00:00", "2020-06-01T23:59:59"]
+    there = pyarrow.compute.assume_timezone(pyarrow.array(words).cast(pyarrow.timestamp("us")), zone)
+    pyarrow.parquet.write_table(pyarrow.table({"born": there}), tmp_path / "t.parquet")
+    assert [str(day) for day in read_columns(tmp_path / "t.parquet")["born"]] == ["2020-06-01"] * 2
+
+
+@pytest.mark.parametrize("form", ["%d.%m.%y", "%m/%d/%y", "%d-%b-%y", "%d.%m.%y %H:%M"])
+def test_years_of_two_digits_are_asked_about_with_their_century(form: str) -> None:
+    now = datetime.now()
+    past = [now.replace(year=now.year - back, month=1, day=31) for back in range(1, 21)]
+    ahead = [now.replace(year=now.year + 1 + later, month=1, day=31) for later in range(20)]
+
+    def asked(days: list[datetime]) -> Guess:
+        columns = {
+            "born": np.array([day.strftime(form) for day in days], object),
+            "y": np.array(["a", "b"] * 10, object),
+        }
+        return propose(columns, Hints(), "t.csv", Format())["born"]
+
+    sure, doubtful = asked(past), asked([*ahead[:3], *past[3:]])
+    assert str(sure.doubt).startswith("holds dates in 20 of 20 rows; years 69 to 99 become 19xx, and 00 to 68 20xx")
+    assert "today" not in str(sure.doubt)
+    assert isinstance(sure.column, Date)
+    assert ", after today in 3 of 20 rows" in str(doubtful.doubt)
+    assert doubtful.doubt is not None
+    assert "write them" in doubtful.doubt.readings[0].what
+    assert "19xx" not in str(asked_in_full(past))
+
+
+def asked_in_full(days: list[datetime]) -> Guess:
+    columns = {"born": np.array([f"{day:%d.%m.%Y}" for day in days], object), "y": np.array(["a", "b"] * 10, object)}
+    return propose(columns, Hints(), "t.csv", Format())["born"]
 
 
 def test_an_id_is_each_rows_own(tmp_path: Path) -> None:

@@ -294,6 +294,9 @@ def _table(tables: Mapping[str, Any], path: Path) -> tuple[Mapping[str, Any], Sc
     return rest, schema.load(path.absolute().parent / (base if isinstance(base, str) else "") / named)
 
 
+_NEARLY_TOML = re.compile(
+    r"""(?i)([\[{"'].*|true|false|none|nan|[+-]?(?=\d*[.e])(?=\.?\d)\d*\.?\d*(e[+-]?\d*)?)$""", re.DOTALL
+)
 WRITTEN = ("separator", "decimal", "file-encoding", "absent")  # how a silo's file is written that is given by its path
 
 
@@ -416,12 +419,18 @@ def override(tables: dict[str, Any], text: str, option: str = "--set") -> None:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
             raise ParameterError(f"{option} {place}: {part} is a value and not a section; give section.key=value")
-    table[parts[-1]] = value.strip()
+    table[parts[-1]] = text = value.strip()
     with suppress(ValueError, RecursionError):
-        match tomllib.loads(f"value = {value.strip()}"):
+        match tomllib.loads(f"value = {text}"):
             # A date is taken as text, since no key takes a date; so is text that only looks like more TOML.
             case {"value": bool() | int() | float() | str() | list() | dict() as parsed, **more} if not more:
                 table[parts[-1]] = parsed
+                return
+    if _NEARLY_TOML.match(text) and text != "none":  # which a model of one's own would be given as text
+        raise ParameterError(
+            f"{option} {place.strip()}: expected TOML, such as false, 0.5 or [0.5, 1], got {shown(text)}; write it so, "
+            """or with quotes for text ('"False"')"""
+        )
 
 
 def specification_of(

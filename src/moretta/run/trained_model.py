@@ -247,7 +247,7 @@ class TrainedModel(nn.Module):
             return self.layout.pack(arrays, "x")
         framed = python_rows.is_frame(x)
         if self.table is not None and self.table.features and (framed or isinstance(x, Mapping)):
-            return encode(as_columns(x, "x"), self.table, "x", labelled=False, training=False).x
+            return encode(as_columns(x, "x", self.form), self.table, "x", self.form, labelled=False, training=False).x
         if isinstance(x, Mapping):
             x = np.stack([np.asarray(x[name]) for name in self._wanted(tuple(x))], axis=1) if x else np.empty((0, 0))
         elif framed:

@@ -24,7 +24,7 @@ FORMATS = ("PNG", "JPEG", "TIFF")  # what Pillow may take a file for
 UNREAD = "PNG, JPEG, TIFF, DICOM or NIfTI image; save it again or remove it"
 IN_MEMORY = 28  # bytes a pixel while it is read: four bytes of the file, and two arrays of three colours
 MOST_ACROSS = 1 << 14  # pixels of a side, once the spacing is as asked
-ORIENTATION, BITS_PER_SAMPLE = 274, 258  # tags of TIFF
+ORIENTATION, BITS_PER_SAMPLE, PHOTOMETRIC = 274, 258, 262  # tags of TIFF
 GREYS = np.array([0.299, 0.587, 0.114], np.float32)  # of red, green and blue: as Pillow has it
 
 
@@ -180,7 +180,9 @@ def _check_whole(image: Any, where: str) -> None:
 
 def _fractions(image: Any, where: str) -> Pixels:
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
-        return (np.asarray(image).astype(np.float32) / np.float32(65535))[None]
+        tags = getattr(image, "tag_v2", {})  # of TIFF: Pillow heeds neither in more than 8 bits
+        fractions = np.asarray(image).astype(np.float32) / np.float32(2 ** tags.get(BITS_PER_SAMPLE, (16,))[0] - 1)
+        return (1 - fractions if tags.get(PHOTOMETRIC) == 0 else fractions)[None]
     if image.mode in ("I", "F"):
         raise ParameterError(f"{where} has 32 bits a pixel, of no known range; save it with 8 or 16")
     grey = image.mode in ("1", "L", "LA")

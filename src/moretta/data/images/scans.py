@@ -4,7 +4,8 @@
 
 Of DICOM the reader takes only `TAGS`, which describe pixels, and the file's own header for the transfer syntax. It
 skips names, ids, dates and all else that identifies a patient without parsing it. A modality table is refused, because
-pixels without it mean something else. Texts of a NIfTI header are not used.
+pixels without it mean something else; so are grey files of the enhanced kinds, whose slope, intercept and window lie in
+functional groups. Texts of a NIfTI header are not used.
 """
 
 import io
@@ -27,7 +28,7 @@ TAGS = (
     "SamplesPerPixel", "PhotometricInterpretation", "PlanarConfiguration", "NumberOfFrames", "Rows", "Columns",
     "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "PixelSpacing",
     "RescaleIntercept", "RescaleSlope", "ModalityLUTSequence", "WindowCenter", "WindowWidth", "VOILUTFunction",
-    "PixelData",
+    "SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence", "PixelData",
 )  # fmt: skip
 MOST_PIXELS = 89_478_485  # of an image, Pillow's own bound
 IN_MEMORY = 24  # bytes a value while it is read: as stored, rescaled and as a fraction
@@ -152,6 +153,10 @@ def _refuse(dataset: Any, where: str) -> None:
         wrong = f"has more than {MOST_PIXELS:,} pixels; export it smaller"
     elif "ModalityLUTSequence" in dataset:
         wrong = "has a modality look-up table, which is not applied here; export it with rescale slope and intercept"
+    elif kind in GREY and any(name.endswith("GroupsSequence") and name in dataset for name in TAGS):
+        wrong = (
+            "is an enhanced DICOM file, whose slope and window lie in groups that are not read; export a classic one"
+        )
     elif kind not in GREY and kind != "RGB" and not kind.startswith("YBR"):
         wrong = f"has the photometric interpretation {kind[:20] or 'none'}; export it as MONOCHROME2 or RGB"
     if wrong:

@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import date, datetime
 from functools import cached_property
 from typing import Any, Literal
 
@@ -250,6 +251,11 @@ def of_feature(cells: Cells) -> Iterator[Doubt]:
         days = [Reading("train on the day", Date(format=form, blanks=blanks)) for form in forms]
         rewrite = Reading('write them in one form, and set kind = "date" with its format, as in strptime')
         seen = f"holds dates {cells.within()}" if forms else "holds dates in no single known form"
+        if forms and "%y" in forms[0]:
+            late = [word for word in cells.words if datetime.strptime(word, forms[0]).date() > date.today()]
+            seen += "; years 69 to 99 become 19xx, and 00 to 68 20xx"
+            seen += f", after today {cells.within(late)}" if late else ""
+            days = [rewrite, *days] if late else days
         yield Doubt(seen, (*days, LEFT_OUT) if forms else (LEFT_OUT, rewrite))
     each, named = cells.differing == cells.rows, is_name_of_ids(cells.name, cells.differing, cells.rows)
     if cells.whole and (named or (each and cells.rows >= FEW_ROWS)) and not are_years(cells.name, cells.values):

@@ -25,6 +25,7 @@ import struct
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, Literal, get_args
@@ -39,6 +40,7 @@ from moretta.errors import MissingExtra, ParameterError
 ABSENT = ("", "NA", "NaN", "nan", "?")
 ENDINGS = (".csv", ".csv.gz", ".parquet", ".arrow", ".feather")
 LINES_TRIED = 20
+EXACT = 2.0**53  # beyond it a float rounds integers: they are ids, and stay words
 UNNAMED = "Unnamed: 0"  # what pandas calls a first column of row numbers that has no name
 CELL_BYTES = 72  # of a word in memory: Python's object and its reference
 NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
@@ -64,7 +66,7 @@ class Format:
         separator: None detects ',', ';' or a tab; ' ' is any number of blanks.
         decimal: the sign before a number's fraction.
         encoding: of the text, such as "latin-1".
-        absent: cells that hold no value, in capitals or not, besides `ABSENT`.
+        absent: cells that hold no value, in capitals or not, besides `ABSENT`; -9 also stands for -9.0.
     """
 
     separator: Separator | None = None
@@ -77,6 +79,25 @@ class Format:
             raise ParameterError(f"separator = {self.separator!r}: expected a comma, ;, |, a tab or a blank")
         if self.decimal not in (".", ","):
             raise ParameterError(f"decimal = {self.decimal!r}: expected . or ,")
+
+    @cached_property
+    def _absent(self) -> frozenset[str]:
+        return frozenset(map(self._plain, self.absent))
+
+    def _plain(self, word: str) -> str:
+        """Return a word in small letters, and a number without the zeros at the end of its fraction."""
+        mark = re.escape(self.decimal)
+        return re.sub(rf"^([+-]?[0-9]+)(?:{mark}0*|({mark}[0-9]*[1-9])0+)$", r"\1\2", word).lower()
+
+    def is_absent(self, word: str) -> bool:
+        """Return whether a word stands for no value."""
+        return word in ABSENT or bool(self.absent and self._plain(word) in self._absent)
+
+    def present(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return numbers, NaN where they stand for no value, also where they were float32."""
+        words = [word.replace(self.decimal, ".") for word in self._absent]
+        none = [float(word) for word in words if re.match(_NUMBER, word)]
+        return np.where(np.isin(numbers, none + np.array(none, np.float32).tolist()), np.nan, numbers)
 
 
 def is_table(source: str) -> bool:
@@ -110,11 +131,10 @@ def _columns(path: Path, form: Format, leave_out: Collection[str]) -> dict[str, 
     kept = [name for name in table.column_names if name not in leave_out]
     size = sum(decoded_size(table.column(name)) for name in kept) + table.num_rows * len(kept) * CELL_BYTES
     check_memory(size, f"{path} takes")
-    absent = frozenset(form.absent)
     columns = {
         name: np.full(table.num_rows, "", object)
         if name in leave_out
-        else _column(table.column(name), name, path.name, absent)
+        else _column(table.column(name), name, path.name, form)
         for name in table.column_names
     }
     if is_csv and is_predicted(table.column_names):  # by `spreadsheet.written`
@@ -122,7 +142,9 @@ def _columns(path: Path, form: Format, leave_out: Collection[str]) -> dict[str, 
     return columns
 
 
-def as_columns(frame: Any, where: str, leave_out: Collection[str] = ()) -> dict[str, Column]:
+def as_columns(
+    frame: Any, where: str, form: Format | None = None, leave_out: Collection[str] = ()
+) -> dict[str, Column]:
     """Return the columns of a frame or a mapping, by name, in the form of a file's. where: begins an error's sentence.
 
     frame: of pandas or polars, with `columns` and columns by name. leave_out: columns that are not read.
@@ -131,30 +153,33 @@ def as_columns(frame: Any, where: str, leave_out: Collection[str] = ()) -> dict[
     names = list(frame if isinstance(frame, Mapping) else frame.columns)
     check_names([str(name) for name in names], where)
     kept = [name for name in names if name not in leave_out]
-    columns = {str(name): _of_frame(frame[name], f"{where}: column {str(name)!r}") for name in kept}
+    columns = {str(name): _of_frame(frame[name], f"{where}: column {str(name)!r}", form or Format()) for name in kept}
     counts = {name: len(column) for name, column in columns.items()}
     if not counts or len(set(counts.values())) > 1 or not max(counts.values()):
         raise ParameterError(f"{where}: expected columns of equal length, at least one row; got {len(counts)} columns")
     return columns
 
 
-def _of_frame(column: Any, where: str) -> Column:
+def _of_frame(column: Any, where: str, form: Format) -> Column:
     check_dense(column, where, "x")
     values = np.asarray(column.to_numpy() if hasattr(column, "to_numpy") else column)
     if values.dtype.kind == "b":
         return np.where(values, "true", "false").astype(object)
     if values.dtype.kind in "iuf":
-        exact = values.dtype.kind == "f" or not len(values) or np.abs(values.astype(np.float64)).max() <= 2.0**53
-        return values.astype(np.float64) if exact else values.astype(str).astype(object)  # ids, which would be rounded
+        if values.dtype.kind == "f" or not len(values) or np.abs(values.astype(np.float64)).max() <= EXACT:
+            return form.present(values.astype(np.float64))
+        values = values.astype(str).astype(object)
     if values.dtype.kind == "M":
         return values.astype("datetime64[D]")
     if values.ndim != 1 or values.dtype.kind not in "OUT":
         raise ParameterError(f"{where}: expected numbers, words or dates, one a row; got {values.dtype}")
     cells = ["" if _is_absent(cell) else cell for cell in values.tolist()]
-    if all(isinstance(cell, int | float) and not isinstance(cell, bool) for cell in cells if cell != ""):
-        return np.array([np.nan if cell == "" else float(cell) for cell in cells])
+    numbers = [cell for cell in cells if isinstance(cell, int | float) and not isinstance(cell, bool)]
+    exact = not any(isinstance(number, int) and abs(number) > EXACT for number in numbers)
+    if exact and len(numbers) == sum(cell != "" for cell in cells):
+        return form.present(np.array([np.nan if cell == "" else float(cell) for cell in cells]))
     words = [str(cell).lower() if isinstance(cell, bool) else str(cell).strip() for cell in cells]
-    return np.array(["" if word in ABSENT else word for word in words], object)
+    return np.array(["" if form.is_absent(word) else word for word in words], object)
 
 
 def _is_absent(cell: Any) -> bool:
@@ -368,7 +393,7 @@ def _arrow(content: bytes, path: Path) -> Any:
         raise ParameterError(f"{path.name} is not readable as {kind}: {reason:.120}") from None
 
 
-def _column(chunks: Any, name: str, file: str, absent: frozenset[str]) -> Column:
+def _column(chunks: Any, name: str, file: str, form: Format) -> Column:
     arrow, compute = _pyarrow(), _pyarrow("compute")
     kind, types = chunks.type, arrow.types
     if types.is_dictionary(kind):
@@ -376,21 +401,20 @@ def _column(chunks: Any, name: str, file: str, absent: frozenset[str]) -> Column
         chunks = chunks.cast(kind)
     if types.is_boolean(kind):
         chunks, kind = compute.if_else(chunks, "true", "false"), arrow.string()
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+        numbers = np.array(chunks.cast(arrow.float64(), safe=False).to_numpy(zero_copy_only=False), np.float64)
+        if not (types.is_integer(kind) and (np.abs(numbers) > EXACT).any()):
+            return form.present(numbers)
+        chunks, kind = chunks.cast(arrow.string()), arrow.string()
     if types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind):
         text = arrow.large_string()  # a column may be longer than 2 GiB
         cells = compute.utf8_trim_whitespace(compute.fill_null(chunks.cast(text), ""))
         words = cells.to_numpy(zero_copy_only=False).astype(object)
-        declared = arrow.array(sorted(word.lower() for word in absent), text)
-        for spelled, none in ((cells, arrow.array(ABSENT, text)), (compute.utf8_lower(cells), declared)):
-            words[compute.is_in(spelled, value_set=none).to_numpy(zero_copy_only=False)] = ""
+        none = [word for word in compute.unique(cells).to_pylist() if form.is_absent(word)] if form.absent else ABSENT
+        words[compute.is_in(cells, value_set=arrow.array(none, text)).to_numpy(zero_copy_only=False)] = ""
         return np.asarray(words)
-    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
-        numbers = np.array(chunks.cast(arrow.float64(), safe=False).to_numpy(zero_copy_only=False), np.float64)
-        if types.is_integer(kind) and (np.abs(numbers) > 2.0**53).any():  # ids, which a float would round
-            return np.asarray(compute.fill_null(chunks.cast(arrow.string()), "").to_numpy(zero_copy_only=False), object)
-        stand_for_none = [float(word) for word in absent if re.match(_NUMBER, word)]
-        numbers[np.isin(numbers, stand_for_none)] = np.nan
-        return numbers
+    if types.is_timestamp(kind) and kind.tz:
+        chunks = compute.local_timestamp(chunks)  # the day there, as words of a CSV file have it
     if types.is_date(kind) or types.is_timestamp(kind):
         days = chunks.cast(arrow.timestamp("us"), safe=False).to_numpy(zero_copy_only=False)
         return np.asarray(days).astype("datetime64[D]")

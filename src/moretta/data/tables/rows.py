@@ -83,7 +83,7 @@ def read_table(
         separator: Between the cells of a .csv file: , ; | tab or blank. None detects the first two and a tab.
         decimal: Before a number's fraction, "." or ",".
         encoding: Of the text, such as "latin-1".
-        absent: Words that stand for no value.
+        absent: Words that stand for no value; -9 also stands for -9.0.
 
     Returns:
         TableRows: Coded inputs, x [rows, inputs] after expansion, y, ids, groups, and the rows that were left out.
@@ -105,7 +105,9 @@ def read_table(
             raise ParameterError(
                 f"read_table: expected the path of a file, a frame or a mapping of columns; got {kind_of(table)}"
             )
-        return encode(as_columns(table, "the table", schema.dropped), schema, "the table", form, labelled=labelled)
+        return encode(
+            as_columns(table, "the table", form, schema.dropped), schema, "the table", form, labelled=labelled
+        )
     path = Path(table)
     return encode(read_columns(path, form, schema.dropped), schema, path.name, form, labelled=labelled)
 
