@@ -26,7 +26,7 @@ from moretta.secure_aggregation.sums import Query, query_of
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A batch between the silo's predictions and the server's answer. lambdas: of ratios, where those were sent."""
+    """A batch between the silo's predictions and the server's answer. lambdas: of ratios, if those were sent."""
 
     stamp: Stamp
     batch: Forwarded
@@ -62,7 +62,7 @@ class Client:
 
     @InSteps
     def answer(self, message: Message) -> Answering:
-        """Answer one message; both ways through the model may be computed together with other silos'."""
+        """Answer one message; other silos' passes through the model may be computed together with this silo's."""
         match message:
             case TrainOn():
                 return (yield from self._train(message))
@@ -106,7 +106,7 @@ class Client:
         return sent
 
     def _awaited(self, ask: Softmax | BlindedSoftmax) -> _Waiting:
-        """Return the batch that an answer is for, and forget it: a server that tried again would learn by refusals."""
+        """Return and forget the batch of an answer, because a server that tried again would learn from refusals."""
         waiting, self._waiting = self._waiting, None
         if waiting is None or waiting.stamp != ask.stamp:
             raise MisuseError(f"{ask.stamp}: the softmax came without the predictions it answers")
@@ -147,7 +147,7 @@ class Client:
             return self._contributor.upload(ask.stamp, upload, len(batch.targets), ask.encoding, asked=about)
 
     def state(self) -> State:
-        """Return nothing: a client's batches are a function of the round, its model comes with each ask."""
+        """Return nothing: batches follow from the round, and the model comes with each ask."""
         return {}
 
     def restore(self, state: State) -> None:

@@ -1,4 +1,4 @@
-"""`moretta check`: PBPFL's own command, and how it prints what `exactness` found."""
+"""`moretta check`, PBPFL's own command, and the printing of `exactness`'s findings."""
 
 from __future__ import annotations
 

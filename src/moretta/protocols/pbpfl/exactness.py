@@ -1,4 +1,4 @@
-"""`moretta check`: whether PBPFL trains a model exactly, and what of the model stays unperturbed."""
+"""`moretta check`: whether PBPFL trains a model exactly, and which parts of the model stay unperturbed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ LARGEST_ROUNDING = 0.1
 
 @dataclass(frozen=True)
 class Input:
-    """One input of a model: the shape of a row, and how many different tokens it has (0: it is numbers)."""
+    """One input of a model: the shape of a row, and its number of distinct tokens (0: numbers)."""
 
     shape: tuple[int, ...]
     vocabulary: int = 0
@@ -253,7 +253,7 @@ def _errors(
 def _offset_size(
     model: nn.Module, perturbation: Perturbation, stream: Keystream, inputs: Tensor, targets: Tensor, protocol: PBPFL
 ) -> float:
-    """Return |gamma r_a|: rho, bounded as the server bounds it, times |y| / alpha under some key."""
+    """Return |gamma r_a|: rho, within the server's bound, times |y| / alpha under some key."""
     plan, scaled = perturbation.plan, copy.deepcopy(model)
     modules.load(scaled, perturbation.perturb(model.state_dict(), perturbation.draw_key(stream, offset_size=0.0)))
     h, outputs = Trunk(scaled, plan.head).forward(inputs)
@@ -272,7 +272,7 @@ def _rms(tensor: Tensor) -> float:
 
 
 def _relative_error(computed: Mapping[str, NDArray[np.float64]], expected: Mapping[str, Tensor]) -> float:
-    """Return the error of all tensors together, concatenated, relative to their norm."""
+    """Return the error of all tensors, concatenated, relative to their norm."""
     if not expected:
         return 0.0
     true = {name: value.detach().double().cpu().numpy() for name, value in expected.items()}

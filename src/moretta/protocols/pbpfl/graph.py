@@ -1,12 +1,12 @@
-"""What a model does to its inputs, call by call: the graph on which the scale solver works.
+"""The calls of a model on its inputs: the graph on which the scale solver works.
 
-The model is run once on example inputs, and every function of torch that it calls is recorded with its arguments, its
-result and the layer it was called from. So containers of torch.nn (TransformerEncoder, MultiheadAttention) and branches
-on shapes are followed like anything else. A branch on *data* is refused, naming its line: its other side would never be
-seen. The one exception is a question with yes or no that follows from inputs alone (is every word of the batch a
-word?). The true and the perturbed model have the same answer. Both answers are traced (`other_answers`), and a silo may
-give none but traced ones (`YesOrNo`). Symbolic tracing (torch.fx) is not used, as it stops at the layers of torch.nn
-and at every branch on a shape.
+The model runs once on example inputs, and every function of torch that it calls is recorded with its arguments, its
+result and its calling layer. So containers of torch.nn (TransformerEncoder, MultiheadAttention) and branches on shapes
+are followed like anything else. A branch on *data* is refused, naming its line: its other side would never be seen. The
+one exception is a yes-or-no question that depends on inputs alone (is every word of the batch a word?). The true and
+the perturbed model give the same answer. Both answers are traced (`other_answers`), and a silo may give only traced
+ones (`YesOrNo`). Symbolic tracing (torch.fx) is not used, because it stops at the layers of torch.nn and at every
+branch on a shape.
 """
 
 from __future__ import annotations
@@ -56,12 +56,11 @@ _ALIASES = {
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One function of torch as it was called.
+    """One call of a function of torch.
 
-    `name`: normalised, so that `x + y`, `torch.add` and `x.add_(y)` are all "add".
-    `module`, `kind`: the path and the class of the layer that called it; the model itself is "".
-    `result`: the tensor (or tuple of tensors) itself, so that its identity links calls.
-    `copies`: with `keep`, the tensors of the result as they were right after the call.
+    `name`: normalised, so that `x + y`, `torch.add` and `x.add_(y)` are all "add". `module`, `kind`: the path and the
+    class of the layer that called it; the model itself is "". `result`: the tensor (or tuple of tensors) itself, so
+    that its identity links calls. `copies`: with `keep`, the result's tensors right after the call.
     """
 
     name: str
@@ -94,7 +93,7 @@ class Trace:
 
     @property
     def outline(self) -> Outline:
-        """The rest where results are not kept, without the bookkeeping of integer buffers."""
+        """The calls without results and without the bookkeeping of integer buffers."""
         calls = tuple((call.name, call.module) for call in self.calls if not _is_count(call))
         return Outline(calls, type(self.output), self.answers)
 
@@ -110,7 +109,7 @@ class Outline:
 
 @dataclass(eq=False)
 class YesOrNo(TorchFunctionMode):
-    """Notes what a model asks tensors with yes or no, in order. turned: which answers are turned round."""
+    """Records a model's yes-or-no questions about tensors, in order. turned: the answers to reverse."""
 
     turned: frozenset[int] = frozenset()
     answers: list[bool] = field(default_factory=list)
@@ -129,7 +128,7 @@ class YesOrNo(TorchFunctionMode):
 
 
 class CastsToDouble(TorchFunctionMode):
-    """Lets what a model casts to float32, as some normalisations do, be float64, where rules are tried in that."""
+    """Keeps in float64 what a model casts to float32, as some normalisations do, while rules are tried."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -143,7 +142,7 @@ class CastsToDouble(TorchFunctionMode):
 
 
 def other_answers(answers: tuple[bool, ...]) -> list[frozenset[int]]:
-    """Return which answers to turn round, so that each side of each question is seen: each alone, and all."""
+    """Return which answers to reverse, so that each side of each question is seen: each alone, and all."""
     if len(answers) > MOST_QUESTIONS:
         raise UnsupportedModel(
             f"the model asks {len(answers)} questions about the values of its inputs, and {MOST_QUESTIONS} can be "
@@ -250,7 +249,7 @@ def _drawn() -> Any:
 
 
 def _watch(name: str, layer: nn.Module, recorder: _Recorder, idle: set[str]) -> Iterator[Any]:
-    """Hook one layer, so that the recorder knows which layer is running."""
+    """Hook one layer, so that the recorder knows when it runs."""
 
     def enter(module: nn.Module, args: Any) -> None:
         recorder.layers.append((name, type(layer).__name__))

@@ -38,9 +38,9 @@ class Head:
     """The last linear layer.
 
     `module`: its path. `weight`, `bias`: its parameters. `outputs`, `inputs`: of a row. `tied`: another layer uses them
-    too. `positions`: rows a sample. `axis`: of the weight, its outputs. `channels_last`: whether a sample's outputs lie
-    position by position. `residual`: whether something is added to them. `answers`: to what the model asks about its
-    inputs, as they were traced; empty of a model that asks nothing (`moretta.protocols.pbpfl.graph.YesOrNo`).
+    too. `positions`: rows a sample. `axis`: of the weight's outputs. `channels_last`: whether a sample's outputs are in
+    order of positions. `residual`: whether something is added to them. `answers`: the traced answers to the model's
+    questions about its inputs, empty without questions (`moretta.protocols.pbpfl.graph.YesOrNo`).
     """
 
     module: str
@@ -57,11 +57,11 @@ class Head:
 
     @property
     def numbers(self) -> int:
-        """Return how many outputs a sample has."""
+        """Return the number of a sample's outputs."""
         return self.outputs * self.positions
 
     def rows(self, tensor: Tensor) -> Tensor:
-        """Return what a sample has at each position as a row: from [B, ...] to [B positions, width]."""
+        """Return each position of a sample as a row: from [B, ...] to [B positions, width]."""
         if self.channels_last:
             return tensor.reshape(len(tensor) * self.positions, -1)
         positioned = tensor.reshape(len(tensor), -1, self.positions).transpose(1, 2)
@@ -78,7 +78,7 @@ class Head:
         return matrix.reshape(wide).swapaxes(0, self.axis)
 
     def run(self, model: nn.Module, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Return h, [B positions, inputs], and what is added to the outputs, [B positions, outputs], if anything."""
+        """Return h, [B positions, inputs], and the addend of the outputs, [B positions, outputs], if any."""
         layer, seen = model.get_submodule(self.module), list[Tensor]()
 
         def instead(x: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -110,10 +110,10 @@ class Head:
 
 
 def refuse_dense(head: Head, loss: str, positions: int = 0, *, shown: bool = False) -> None:
-    """Raise `moretta.errors.ParameterError` for cross-entropy at positions, and for masks that no row of W h + b has.
+    """Raise `moretta.errors.ParameterError` for cross-entropy at positions, and for masks unlike the rows of W h + b.
 
-    positions: of masks that are the targets; 0 for other targets. shown: whether the server may see the softmax at
-    each, as in a run of tests and audits that hides nothing.
+    positions: of target masks; 0 for other targets. shown: whether the server may see the softmax at each position, as
+    in a run of tests and audits that hides nothing.
     """
     if max(head.positions, positions) > 1 and loss != "mse" and not (shown and positions):
         raise ParameterError(
@@ -207,7 +207,7 @@ def find(model: nn.Module, trace: Trace, inputs: Sequence[Tensor]) -> Head:
 
 
 def _heads(model: nn.Module, trace: Trace, path: str) -> Iterator[Head]:
-    """Yield how a layer could be the head, likeliest first."""
+    """Yield the ways in which a layer could be the head, likeliest first."""
     layer: Any = model.get_submodule(path)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     plain = isinstance(layer, nn.Linear)

@@ -1,4 +1,4 @@
-"""What PBPFL must equal: the gradient of the true model's loss on all silos' rows together, in the open."""
+"""The ideal that PBPFL must equal: the gradient of the true model's loss on all silos' rows together, in the open."""
 
 from torch import Tensor, nn
 
@@ -7,5 +7,5 @@ from moretta.protocols.common.losses import Loss
 
 
 def gradient(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss) -> dict[str, Tensor]:
-    """Return the gradient of the mean loss over the rows, by the name of each parameter that is trained."""
+    """Return the gradient of the mean loss over the rows, by the name of each trained parameter."""
     return modules.gradient(model, modules.trainable(model), loss, (inputs, targets))[0]

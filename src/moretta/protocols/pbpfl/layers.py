@@ -212,7 +212,7 @@ def convolution(solver: Solver, call: Call) -> Known:
 
 
 def _grouped(solver: Solver, inward: Ids, outputs: int, groups: int, shape: torch.Size) -> tuple[Ids, Ids]:
-    """Return out and into of a grouped convolution: channels in stay, channels out move within their group."""
+    """Return the ids out and in of a grouped convolution: channels in stay, channels out move within their group."""
     solver.pin(inward.channel)
     group = torch.arange(outputs) // (outputs // groups)
     columns = group[:, None] * shape[1] + torch.arange(shape[1])

@@ -36,7 +36,7 @@ class TrainOn(Message):
     encoding: Mapping[str, int]
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` where parts and direction do not fit each other."""
+        """Raise `moretta.errors.PeerError` if parts and direction do not fit each other."""
         if not self.direction.size or self.parts.shape != self.direction.shape:
             raise PeerError("pbpfl/train-on: expected a part and a direction of each output")
         numbers = np.unique(self.parts)  # sorted; nothing is made as large as the peer's numbers say
@@ -46,19 +46,19 @@ class TrainOn(Message):
 
 @message("pbpfl/predictions")
 class Predictions(Message):
-    """What the server needs to form the softmax of the true outputs, which a silo cannot: `practical.md`, Eq. 21.
+    """A silo's outputs, from which the server forms the true softmax: `practical.md`, Eq. 21.
 
     z: y^ - max y^ by row, [B, outputs]; alpha: [B].
 
     Differs from the paper, which sends exp(y^_i - y^_j) for all pairs. That overflows float32 once 2 |alpha r| plus the
-    gap of two outputs passes 88; z and alpha say the same in the log domain.
+    gap of two outputs passes 88; z and alpha are the same in the log domain.
     """
 
     z: Bounded
     alpha: Bounded
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` where z and alpha are not of the same rows."""
+        """Raise `moretta.errors.PeerError` if z and alpha have different rows."""
         if self.z.ndim != 2 or self.alpha.shape != self.z.shape[:1] or self.z.size == 0:
             raise PeerError("pbpfl/predictions: expected one alpha for each row of outputs")
         if self.z.max() > 0:
@@ -80,7 +80,7 @@ class Softmax(Message):
     encoding: Mapping[str, int]
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` where y and k are not of the same rows."""
+        """Raise `moretta.errors.PeerError` if y and k have different rows."""
         if self.y.ndim != 2 or self.k.ndim != 2 or len(self.y) != len(self.k) or not self.y.size:
             raise PeerError("pbpfl/softmax: expected y and k of the same rows")
 
@@ -117,7 +117,7 @@ class BlindedSoftmax(Message):
     encoding: Mapping[str, int]
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` where totals, rests and k are not of the same rows and outputs."""
+        """Raise `moretta.errors.PeerError` if totals, rests and k have different rows or outputs."""
         _check_words(self.TAG, self.totals, 3, TOTAL_WORDS)
         _check_words(self.TAG, self.rests, 3, REST_WORDS)
         if self.totals.shape[:2] != self.rests.shape[:2] or self.k.ndim != 2 or len(self.k) != len(self.totals):

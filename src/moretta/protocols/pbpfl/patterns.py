@@ -1,4 +1,4 @@
-"""How one tensor follows a key: which scales multiply its elements, and which of its axes are permuted."""
+"""The pattern of a tensor under a key: the scales that multiply its elements, and its permuted axes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ONE = np.array([-1])  # the place of the 1 among the factors
 
 
 def factors(scales: NDArray[np.float64]) -> Factors:
-    """Return what tensors are multiplied by: the scales, their inverses and a 1, float64[2 free + 1]."""
+    """Return the factors of tensors: the scales, their inverses and a 1, float64[2 free + 1]."""
     return np.concatenate([scales, 1.0 / scales, [1.0]])
 
 
@@ -66,7 +66,7 @@ Orders = Callable[[Positions], Indices]
 
 
 def orders(moved: Indices) -> Orders:
-    """Return the orders that `moved` gives, each computed once: many tensors have the same channels along an axis."""
+    """Return the orders of `moved`, each computed once: many tensors have the same channels along an axis."""
     return cache(partial(Positions.order, moved=np.append(moved, -1)))
 
 
@@ -113,7 +113,7 @@ class Pattern:
         return cls((sum(sizes),), tuple(follows), (Shuffle(0, Positions.of(channel, rank)),))
 
     def scales(self, free: int) -> set[int]:
-        """Return which of so many free scales it follows."""
+        """Return which of `free` free scales it follows."""
         places = np.unique(np.concatenate([_ONE, *map(np.ravel, self.follows)]))
         return {*(places[(places >= 0) & (places < 2 * free)] % free).tolist()}
 
@@ -170,14 +170,14 @@ def _filled(places: Indices, shape: Sequence[int]) -> Indices:
 
 
 def _place(root: int, number: dict[int, int]) -> int:
-    """Return where among the `factors` a root's scale is, or its inverse; -1, the 1 at their end, for any other."""
+    """Return the place of a root's scale or inverse among the `factors`; -1, the 1 at their end, for any other."""
     if abs(root) not in number:
         return -1
     return number[abs(root)] + (len(number) if root < 0 else 0)
 
 
 def settle_axes(tensors: Sequence[Stored], channels: Channels) -> None:
-    """Pin channels that no permutation of a tensor's axes can move, and tag how often each stands on an axis."""
+    """Pin channels that no permutation of a tensor's axes can move, and tag each by its count on an axis."""
     why = "its tensor has no axis of its own for it"
     settled = False
     while not settled:

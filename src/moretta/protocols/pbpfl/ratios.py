@@ -51,7 +51,7 @@ ONE = 1 << FRACTION
 
 
 def blinded(now: Stamp, z: Array, alpha: Array, stream: Keystream) -> tuple[Ratios, Whole]:
-    """Return what a silo sends, and the lambdas, [B, classes], which it keeps to itself.
+    """Return a silo's message, and the lambdas, [B, classes], which it keeps to itself.
 
     z: outputs up to a constant a row, [B, classes]; alpha: [B].
     Raises `moretta.errors.PeerError` for outputs that are too far apart.
@@ -66,9 +66,9 @@ def blinded(now: Stamp, z: Array, alpha: Array, stream: Keystream) -> tuple[Rati
 
 
 def answer(ratios: Ratios, key: Key, stream: Keystream, encoding: Mapping[str, int]) -> BlindedSoftmax:
-    """Return what the server answers (Eq. 23). delta is drawn for each row and part, uniform in [-1, 1].
+    """Return the server's answer (Eq. 23). delta is drawn for each row and part, uniform in [-1, 1].
 
-    Raises `moretta.errors.PeerError` where alpha is so large that alpha r leaves the range.
+    Raises `moretta.errors.PeerError` if alpha is so large that alpha r leaves the range.
     """
     alpha, r = ratios.alpha.astype(np.float64), key.offset
     delta = 2.0 * stream.uniform(len(alpha) * len(key.gamma)).reshape(len(alpha), -1) - 1.0
@@ -100,10 +100,10 @@ def unblinded(blinded: BlindedSoftmax, lambdas: Whole) -> Rows:
 
 
 def from_differences(words: Array) -> Rows | None:
-    """Return numbers in proportion to exp(y^) of each row, [B, classes], without any lambda; None of two classes.
+    """Return numbers in proportion to exp(y^) of each row, [B, classes], without any lambda; None for two classes.
 
-    In units of exp(y^_i), with t = mu_il - mu_ik and d = mu_ki - mu_kl, e_k = (1 - t) / (1 + d), and
-    e_j = e_k + mu_ij - mu_ik. Nothing cancels where e_i is the largest and e_l the least, so that is done twice.
+    In units of exp(y^_i), with t = mu_il - mu_ik and d = mu_ki - mu_kl, e_k = (1 - t) / (1 + d), and e_j = e_k + mu_ij
+    - mu_ik. Nothing cancels if e_i is the largest and e_l the least, so that is done twice.
     """
     classes = words.shape[1]
     if classes < 3:
@@ -117,7 +117,7 @@ def from_differences(words: Array) -> Rows | None:
 
 
 def _relative(mu: Sequence[Whole], order: Sequence[int]) -> list[int]:
-    """Return e of all classes. order: of classes, of which i stands first, k second and l last."""
+    """Return e of all classes. order: of classes, with i first, k second and l last."""
     i, k, last = order[0], order[1], order[-1]
     t, d = mu[i][last] - mu[i][k], mu[k][i] - mu[k][last]
     second = (ONE - t) * ONE // max(ONE + d, 1)
@@ -125,7 +125,7 @@ def _relative(mu: Sequence[Whole], order: Sequence[int]) -> list[int]:
 
 
 def from_one_row(z: Rows, y: Rows, rests: Array) -> Rows:
-    """Return the true softmax, [B, classes], from y* and R_i of each row by itself. z: y^ up to a constant a row.
+    """Return the true softmax, [B, classes], from y* and R_i of each row alone. z: y^ up to a constant a row.
 
     With q_j = p_j exp(-z_j) and b_i = R_i y*_i exp(-z_i), b_i is the sum of all q but q_i.
     """
@@ -135,7 +135,7 @@ def from_one_row(z: Rows, y: Rows, rests: Array) -> Rows:
 
 
 def whole(values: Rows) -> Whole:
-    """Return positive floats as multiples of 2^-FRACTION, cut off below it."""
+    """Return positive floats as multiples of 2^-FRACTION, truncated."""
     mantissas, exponents = np.frexp(values)
     digits, shifts = (mantissas * 2.0**53).astype(np.int64), exponents + (FRACTION - 53)
     pairs = zip(digits.ravel().tolist(), shifts.ravel().tolist(), strict=True)
@@ -151,7 +151,7 @@ def to_words(values: Whole, words: int) -> Array:
 
 
 def from_words(words: Array) -> Whole:
-    """Return the whole numbers behind their words."""
+    """Return the whole numbers of their words."""
     octets, size = words.astype("<u8").tobytes(), 8 * words.shape[-1]
     numbers = np.empty(words[..., 0].size, dtype=object)
     numbers[:] = [int.from_bytes(octets[at : at + size], "little") for at in range(0, len(octets), size)]

@@ -44,7 +44,7 @@ def build(protocol: PBPFL, setting: Setting) -> Roles:
 
 
 def _of_frozen(model: nn.Module) -> Iterator[str]:
-    """Yield what users who train beside frozen parameters should know."""
+    """Yield sentences for users who train beside frozen parameters."""
     frozen = [parameter.numel() for parameter in model.parameters() if not parameter.requires_grad]
     if frozen:
         whole = sum(parameter.numel() for parameter in model.parameters())

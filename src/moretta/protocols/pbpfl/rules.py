@@ -25,7 +25,7 @@ def tensors_of(call: Call) -> list[Tensor]:
 
 
 def opaque(solver: Solver, call: Call) -> Known:
-    """Take scale 1 and fixed channels in and give them out: right for every function that is the same each time."""
+    """Take and return scale 1 and fixed channels: right for every deterministic function."""
     for tensor in tensors_of(call):
         value = solver.value(tensor)
         if isinstance(value, View):

@@ -52,7 +52,7 @@ Pairs = Iterable[tuple[str, Values]]
 
 @dataclass(frozen=True)
 class Forced:
-    """A tensor of which some scale stays at 1, and why."""
+    """A tensor with some scale of 1, and why."""
 
     tensor: str
     because: str
@@ -71,14 +71,14 @@ class ScaleKey:
 
 @dataclass(frozen=True, eq=False)
 class ScalePlan:
-    """Which scales of a model are free, and how every parameter and buffer follows them.
+    """The free scales of a model, and how every parameter and buffer follows them.
 
     Attributes:
         parameters, buffers: Their patterns by name.
         aliases: Second names of tied parameters.
         free: The number of free scales.
         blocks: The sizes of the sets of channels that are permuted.
-        forced: What stays at scale 1, and why.
+        forced: The tensors with scale 1, and why.
         head: The last layer.
         signs: Places of the free scales that are 1 or -1.
     """
@@ -99,9 +99,9 @@ class ScalePlan:
         """Trace a copy of the model in float64, solve its scales and check the result numerically.
 
         `example_inputs`: the model's arguments, each with the batch as axis 0.
-        Raises UnsupportedModel, naming the layer or the line and a way out, for a model that reads data, differs
-        between training and evaluation, or mixes rows outside of batch normalisation. Others do not end in a linear
-        layer, or feed it with numbers that always add up to 0.
+        Raises UnsupportedModel, naming the layer or the line and a remedy, for a model that reads data, differs between
+        training and evaluation, or mixes rows outside batch normalisation. Models without a linear layer at the end, or
+        whose features always add up to 0, are refused too.
         """
         check_traceable(model)
         with selfcheck.double_precision():
@@ -240,7 +240,7 @@ class ScalePlan:
 
 
 def _refuse_frozen_head(model: nn.Module, head: Head) -> None:
-    """Raise UnsupportedModel where the head has a part that is not trained: its gradient opens the others' offset."""
+    """Raise UnsupportedModel if part of the head is untrained, because its gradient reveals the others' offset."""
     parts = dict(model.named_parameters())
     frozen = [name for name in (head.weight, head.bias) if name in parts and not parts[name].requires_grad]
     if frozen:
@@ -266,7 +266,7 @@ def _like(value: Values, result: Array, keep_dtype: bool = False) -> Values:
 
 @dataclass(frozen=True)
 class _Solved:
-    """history: of the results' ids. ways: the answers on each way through the model, by which are turned round."""
+    """history: of the results' ids. ways: the answers on each way through the model, by the reversed ones."""
 
     solver: Solver
     head: Head
@@ -275,7 +275,7 @@ class _Solved:
 
 
 def _solved(clone: nn.Module, inputs: Sequence[Tensor]) -> _Solved:
-    """Trace the model and solve its scales; what it computed, many times its size, is freed on return.
+    """Trace the model and solve its scales; the memory that this took, many times the model's, is freed on return.
 
     Training may call other functions than evaluation (dropout, noise, statistics), and answers to questions about the
     inputs lead other ways: the equalities of all of these hold together.
@@ -342,7 +342,7 @@ def _solve(solver: Solver, model: nn.Module, inputs: Sequence[Tensor], trace: Tr
 
 
 def _follow(solver: Solver, call: Call) -> list[Ids | View]:
-    """Apply the rule of one call, keep what it says of the call's results and return it."""
+    """Apply the rule of one call; keep and return its statements about the call's results."""
     arguments = [leaf for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, Tensor)]
     results = [leaf for leaf in tree_leaves(call.result) if isinstance(leaf, Tensor)]
     known = any(id(tensor) in solver.values for tensor in arguments)
@@ -417,10 +417,10 @@ def _free_roots(solver: Solver) -> dict[int, int]:
 
 
 def _why(solver: Solver, stored: Stored, follows: set[int], signs: Sequence[int]) -> str:
-    """Return in words why some scale of a tensor is 1 or a sign, or nothing if none is.
+    """Return why some scale of a tensor is 1 or a sign, in words; empty if none is.
 
-    The scale 1 of the model's inputs and outputs is left out, unless nothing else of the tensor is scaled.
-    follows: the free scales in the tensor's pattern.
+    The scale 1 of the model's inputs and outputs is left out, unless nothing else of the tensor is scaled. follows: the
+    free scales in the tensor's pattern.
     """
     if stored.out is None or stored.into is None:
         return "no operation of the model uses it"
@@ -439,7 +439,7 @@ def _still(patterns_by_name: Mapping[str, Pattern]) -> dict[str, Pattern]:
 
 
 def _predicted(scales: SignedUnion, number: dict[int, int], ids: Ids, key: ScaleKey) -> Tensor:
-    """Return the factor by which a key should scale a tensor, broadcastable to it; 1 where any would do."""
+    """Return the factor of a key on a tensor, broadcastable to it; 1 where any would do."""
     stored = Stored(ids.scale.shape, ids)
     pattern = Pattern(tuple(stored.shape), patterns.follows(stored, scales, number))
     return torch.from_numpy(pattern.multiplier(patterns.factors(key.scales)))

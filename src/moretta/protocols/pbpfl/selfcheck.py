@@ -44,7 +44,7 @@ class _Head(Protocol):  # `moretta.protocols.pbpfl.head.Head`, whose module call
 
 @contextmanager
 def double_precision() -> Iterator[None]:
-    """Let tensors that the model makes itself be float64 too, in one thread at a time."""
+    """Let tensors that the model itself makes be float64 too, in one thread at a time."""
     with _DEFAULT_DTYPE:  # the process has one: two threads that cross would leave float64 behind
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
@@ -55,10 +55,10 @@ def double_precision() -> Iterator[None]:
 
 
 def stand_in(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Return a float64 copy of the model with noise on what it trains, and inputs of at least four different rows.
+    """Return a float64 copy of the model with noise on its trained parameters, and at least four distinct input rows.
 
-    The noise is there because some parameters start at 0 or 1, where a wrong rule could not be seen.
-    Raises UnsupportedModel if the inputs have no common batch axis.
+    The noise is needed because some parameters start at 0 or 1, which would hide a wrong rule. Raises UnsupportedModel
+    if the inputs have no common batch axis.
     """
     if len({tuple(tensor.shape[:1]) for tensor in inputs}) != 1 or inputs[0].dim() == 0:
         raise UnsupportedModel("expected one example input or more, each with the batch as axis 0")
@@ -157,7 +157,7 @@ def close(computed: Tensor, expected: Tensor, bar: float) -> bool:
 
 
 def refuse_vanishing_alpha(plan: _Plan, head: _Head, model: nn.Module, inputs: Sequence[Tensor]) -> None:
-    """Raise UnsupportedModel if alpha is 0 under a key, whatever the rows: then no offset hides the outputs."""
+    """Raise UnsupportedModel if alpha is 0 under a key for all rows: then no offset hides the outputs."""
     tensors = {name: tensor.detach() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
     noisy = plan.perturb(tensors, plan.draw(TRIAL.stream("alpha")))
     with torch.no_grad(), CastsToDouble(), _reparametrize_module(model.eval(), noisy, tie_weights=True):
@@ -170,7 +170,7 @@ def refuse_vanishing_alpha(plan: _Plan, head: _Head, model: nn.Module, inputs: S
 
 
 def agrees(plan: _Plan, model: nn.Module, inputs: Sequence[Tensor], turned: frozenset[int] = frozenset()) -> bool:
-    """Whether a random key leaves outputs, gradients and buffers of the model as they are.
+    """Whether a random key leaves the model's outputs, gradients and buffers unchanged.
 
     turned: answers of each run of the model (`moretta.protocols.pbpfl.graph.YesOrNo`).
     """

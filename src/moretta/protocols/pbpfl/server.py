@@ -38,8 +38,8 @@ LEAST_ROWS = 8
 class Exchanged:
     """The result of the exchange under cross-entropy.
 
-    answers: for each silo. true: what the server sees of each, nothing behind blinded ratios. sizes: the median over
-    silos. left_out: silos whose figures are out of proportion to the others'.
+    answers: for each silo. true: the server's view of each, empty for blinded ratios. sizes: the median over silos.
+    left_out: silos whose figures are out of proportion to the others'.
     """
 
     answers: Mapping[str, Softmax | BlindedSoftmax]
@@ -141,11 +141,11 @@ class Server:
         return Report({"loss": self._loss, **figures}, left_out)
 
     def key(self, now: Stamp) -> Key:
-        """Return the key of the coming round, the same for every attempt at a take of it: the server's secret."""
+        """Return the coming round's key, the same for every attempt at a take; the server's secret."""
         return self._drawn(now)[-1]
 
     def _drawn(self, now: Stamp) -> tuple[Sizes, float, Key]:
-        """Return sizes, |alpha r| / |y| (the setting, or less where float32 could not recover from it) and the key."""
+        """Return sizes, |alpha r| / |y| (the setting, or less if float32 could not recover from it) and the key."""
         sizes, rho = self._sizes or self._synthetic_sizes(now), self._params.rho
         if self._dtype != torch.float64:
             loss = self._loss if np.isfinite(self._loss) else 0.0
@@ -208,7 +208,7 @@ class Server:
         return Exchanged(answers, true, agreed({silo: reported[silo] for silo in answers}, last), left_out)
 
     def _synthetic_sizes(self, now: Stamp) -> Sizes:
-        """Return the sizes that the model has on inputs drawn with the silos' common mean and deviation."""
+        """Return the model's sizes on inputs drawn with the silos' common mean and deviation."""
         stream = self._root.stream("synthetic inputs", now.run, now.round)
         rows = min(SYNTHETIC_ROWS, max(LEAST_ROWS, SYNTHETIC_NUMBERS // math.prod(self._sample_shape)))
         inputs, batches = self._synthetic_inputs(stream, rows), list[tuple[torch.Tensor, torch.Tensor]]()
@@ -294,7 +294,7 @@ class Server:
         return (yield from self._enrolment.scored(now, outcome, released))
 
     def state(self) -> State:
-        """Return model, optimizer, the secret root, and what the next key depends on."""
+        """Return model, optimizer, the secret root, and the next key's other inputs."""
         model = over("model/", modules.arrays(self._model))
         sizes = {} if self._sizes is None else {"alpha": self._sizes.alpha, "outputs": self._sizes.outputs}
         seen: State = {"loss": self._loss, "secret_root": self._root.reveal(), **sizes}

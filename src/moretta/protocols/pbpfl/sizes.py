@@ -54,7 +54,7 @@ def rms(values: Array) -> float:
 
 
 def agreed(reported: Mapping[str, Sizes], last: Sizes) -> Sizes:
-    """Return the median of each figure over silos; 0 where all are 0. last: the sizes of the round before."""
+    """Return the median of each figure over silos; 0 if all are 0. last: the sizes of the previous round."""
     medians = list[float]()
     for column, before in zip(zip(*map(astuple, reported.values()), strict=True), astuple(last), strict=True):
         positive = [value for value in column if value > 0]

@@ -29,10 +29,10 @@ LARGEST_K = 2.0 * np.expm1(1.0)  # |1 - exp(delta)| is at most e - 1, |xi| at le
 
 @dataclass(frozen=True)
 class TrueSoftmax:
-    """One silo's batch as the server sees it.
+    """The server's view of one silo's batch.
 
-    p: [B, outputs]; y: the true outputs up to a constant a row, [B, outputs]; alpha: [B].
-    log_normaliser: log sum_i exp(y_i), [B].
+    p: [B, outputs]; y: the true outputs up to a constant a row, [B, outputs]; alpha: [B]. log_normaliser: log sum_i
+    exp(y_i), [B].
     """
 
     p: Rows
@@ -53,7 +53,7 @@ def true_softmax(predictions: Predictions, offset: NDArray[np.float64]) -> TrueS
 def answer(
     true: TrueSoftmax, key: Key, variant: str, stream: Keystream, now: Stamp, encoding: Mapping[str, int]
 ) -> Softmax:
-    """Return what the silo is sent: p, or in the paper's form p exp(-delta) and (1 - exp(delta)) / xi.
+    """Return the answer to a silo: p, or in the paper's form p exp(-delta) and (1 - exp(delta)) / xi.
 
     delta is drawn for each row and part, uniform in [-1, 1] (`practical.md`, Eq. 23 and 24).
     """
@@ -66,10 +66,10 @@ def answer(
 
 
 def check_answer(softmax: Softmax, variant: str) -> None:
-    """Raise `moretta.errors.PeerError` for an answer that no softmax leads to, in either form.
+    """Raise `moretta.errors.PeerError` for an answer that no softmax yields, in either form.
 
-    y has no negative entry. Its rows sum to 1, or in the paper's form to 1/e to e, as |delta| <= 1. |k| is at most
-    2 (e - 1). Each bound allows a rounding of 1e-5. A row's weight in a silo's gradient is then at most e.
+    y has no negative entry. Its rows sum to 1, or in the paper's form to 1/e to e, as |delta| <= 1. |k| is at most 2 (e
+    - 1). Each bound allows a rounding of 1e-5. A row's weight in a silo's gradient is then at most e.
     """
     if (softmax.k.shape[1] > 0) != (variant == "paper"):
         raise PeerError(f'expected the answer of variant = "{variant}", got the other form of it')

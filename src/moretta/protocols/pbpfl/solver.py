@@ -65,7 +65,7 @@ class SignedUnion:
                 self.force(variable, because)
 
     def find(self, variable: int) -> int:
-        """Return the root of a variable, negative where the variable is the root's inverse."""
+        """Return the root of a variable, negative if the variable is the root's inverse."""
         sign, node = (1, variable) if variable >= 0 else (-1, -variable)
         while abs(self._up[node]) != node:
             up = self._up[node]
@@ -153,7 +153,7 @@ class Channels(SignedUnion):
             self._marks[channel].append((self._events, tag))
 
     def marks(self, channel: int) -> tuple[tuple[int, int], ...]:
-        """Return the marks of one channel, which tell it from the others that move with it."""
+        """Return the marks of one channel, which distinguish it from others that move with it."""
         return tuple(self._marks[channel])
 
     def blocks(self) -> list[list[int]]:
@@ -229,7 +229,7 @@ class Stored:
 
 
 class Solver:
-    """The state of the rules: what each tensor of the graph carries, and what is known of each parameter."""
+    """The state of the rules: each tensor's ids in the graph, and each parameter's scale."""
 
     def __init__(self, shapes: dict[str, torch.Size]) -> None:
         self.scales, self.channels = SignedUnion(), Channels()
@@ -243,7 +243,7 @@ class Solver:
         return Ids(self.scales.fresh(count), self.channels.fresh_blocks(count, blocks))
 
     def value(self, tensor: Tensor) -> Ids | View:
-        """Return what is known of a tensor; one that no rule has seen is a constant: scale 1, in its place."""
+        """Return the ids of a tensor; one that no rule has seen is a constant: scale 1, in its place."""
         return self.values.get(id(tensor), constant(tensor.shape))
 
     def ids(self, tensor: Tensor) -> Ids:

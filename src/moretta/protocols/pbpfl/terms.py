@@ -44,7 +44,7 @@ def least_alpha(h: Tensor) -> float:
 
 
 def bounded_alpha(h: Tensor, *, bias: bool) -> float:
-    """Return the size of alpha on which an offset rests, from a head's inputs h, [B, H]; 1 where all are 0."""
+    """Return the size of alpha on which an offset rests, from a head's inputs h, [B, H]; 1 if all are 0."""
     return max(alpha_size(h, bias=bias), least_alpha(h)) or 1.0
 
 
@@ -53,13 +53,13 @@ class Terms:
     """The terms of one batch of B rows.
 
     `prefixes`: the names of the scalars whose gradients are uploaded. `cotangents`: of each, [scalars, B, inputs].
-    `values`: scalars that are uploaded themselves, from which the server computes the true loss.
-    `weight`, `bias`: gradients at the noisy head by prefix, [outputs, inputs] and [outputs]; "psi" has all parts in
-    one. `alpha_h`: for the squared error mean(alpha h), [inputs], then mean(alpha) if the head has a bias; else None.
-    `beside`: cotangents of what is added to the outputs, [scalars, B, outputs]; None where that is nothing.
+    `values`: scalars that are uploaded themselves, from which the server computes the true loss. `weight`, `bias`:
+    gradients at the noisy head by prefix, [outputs, inputs] and [outputs]; "psi" has all parts in one. `alpha_h`: for
+    the squared error mean(alpha h), [inputs], then mean(alpha) if the head has a bias; else None. `beside`: cotangents
+    of the outputs' addend, [scalars, B, outputs]; None without one.
 
-    Differs from the paper: the head's blocks of sigma are r_a (x) mean(alpha h) under the squared error, one vector
-    for all parts and outputs, and zero under cross-entropy; beta's are zero. So they are never uploaded whole.
+    Differs from the paper: the head's blocks of sigma are r_a (x) mean(alpha h) under the squared error, one vector for
+    all parts and outputs, and zero under cross-entropy; beta's are zero. So they are never uploaded whole.
     """
 
     prefixes: tuple[str, ...]

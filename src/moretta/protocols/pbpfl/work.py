@@ -1,7 +1,7 @@
-"""What a silo of PBPFL computes: a forward pass to the noisy head, and the gradients of the scalars there.
+"""A silo's computations: a forward pass to the noisy head, and the gradients of the scalars there.
 
-All silos of a round are sent the same weights. So where a model is a small chain of linear layers and ReLUs, the
-batches of several silos pass each layer in one product, and only the gradients of weights are a product for each silo.
+All silos of a round receive the same weights. So in a small chain of linear layers and ReLUs the batches of several
+silos pass each layer in one product, and only the gradients of weights are one product for each silo.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Trunk:
     """Runs a model up to its head and back with several cotangents.
 
     `model`: in train mode, with the noisy parameters of the round. `head`: its last linear layer; its parameters belong
-    to the trunk only where another layer uses them too. `passes`: where rows pass by parts they do so twice: to the
-    head, and again when the cotangents are known.
+    to the trunk only if another layer uses them too. `passes`: if rows pass by parts, they do so twice: to the head,
+    and again once the cotangents are known.
     """
 
     def __init__(self, model: nn.Module, head: Head, passes: Passes = WHOLE) -> None:
@@ -81,11 +81,11 @@ class Trunk:
     def backward(
         self, cotangents: Tensor, places: Sequence[int] | None = None, beside: Tensor | None = None
     ) -> Mapping[str, Tensor | Sequence[Tensor]]:
-        """Return for each parameter of the trunk its gradients along the k cotangents: k tensors, or [k, *shape].
+        """Return each trunk parameter's gradients along the k cotangents: k tensors, or [k, *shape].
 
-        `cotangents`: d scalar / d h, [k, B, inputs], for the last `forward`. `places`: of several silos then those
-        whose cotangents are given, [k, places, B, inputs]; what is returned is [k, places, *shape]. `beside`: d scalar
-        / d c, [k, B, outputs], where something is added to the outputs.
+        `cotangents`: d scalar / d h, [k, B, inputs], for the last `forward`. `places`: those of several silos with
+        cotangents, [k, places, B, inputs]; the result is then [k, places, *shape]. `beside`: d scalar / d c, [k, B,
+        outputs], if the outputs have an addend.
         """
         if not self._parameters:
             return {}
@@ -161,7 +161,7 @@ def dense_layers(model: nn.Module, head: str) -> dict[str, nn.Linear] | None:
 
 @dataclass(frozen=True)
 class Forwarded:
-    """A batch at the noisy head. trunk: holds what the way back needs, of several silos where this one has a place."""
+    """A batch at the noisy head. trunk: holds the backward pass's inputs, of several silos if this one has a place."""
 
     at: NoisyHead
     targets: Tensor
@@ -181,7 +181,7 @@ class TermGradients:
 
 
 class NoisyModel:
-    """A model that takes the noisy weights of each round. given: never written to; a copy is made where it is run."""
+    """A model that takes the noisy weights of each round. given: never written to; a copy runs."""
 
     def __init__(self, model: nn.Module, head: Head, rows: SiloRows) -> None:
         self.given, self.head, self.passes, self._frozen = model, head, rows.passes, rows.frozen
@@ -265,7 +265,7 @@ class ForwardWork:
 
 @dataclass(frozen=True)
 class BackwardWork:
-    """The terms of a silo's batch and their gradients. form: of the loss; own: what it takes of this silo's."""
+    """The terms of a silo's batch and their gradients. form: of the loss; own: this silo's inputs to it."""
 
     forwarded: Forwarded
     form: Callable[..., Terms]
