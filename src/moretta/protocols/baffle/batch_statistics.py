@@ -27,7 +27,7 @@ COUNTER = "num_batches_tracked"
 
 
 def layers(model: nn.Module) -> dict[str, _BatchNorm]:
-    """Return the layers that normalise by a batch's statistics and keep running ones, by name."""
+    """Return the layers with batch statistics and running ones, by name."""
     norms = {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
     return {name: norm for name, norm in norms.items() if norm.training and norm.running_mean is not None}
 
@@ -43,7 +43,7 @@ def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def stepped(model: nn.Module, means: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the running statistics after a round. means: of the silos', by the names of `shapes`."""
+    """Return the running statistics after a round. means: the silos', by the names of `shapes`."""
     buffers = {}
     for name, norm in layers(model).items():
         count = 0 if norm.num_batches_tracked is None else int(norm.num_batches_tracked)

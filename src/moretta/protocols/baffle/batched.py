@@ -61,7 +61,7 @@ class Batched:
 
     @classmethod
     def of(cls, model: nn.Module, layout: Layout) -> Batched | None:
-        """Return the network of a module, or None where it is not one of these, or in part not trained."""
+        """Return the network of a module; None for one of other layers, or with untrained ones."""
         if type(model) is not nn.Sequential:
             return None
         places, layers = layout.places, list[Layer]()
@@ -119,7 +119,7 @@ def _tensors(layer: nn.Module, places: dict[str, slice], parameters: Tensor) -> 
 
 
 def _images(layers: list[tuple[nn.Module, Tensors]], x: Tensor, count: int) -> Tensor:
-    """Return what the layers make of x, [rows, channels, height, width]: [rows, m channels, height, width]."""
+    """Return the layers' outputs for x, [rows, channels, height, width]: [rows, m channels, height, width]."""
     for number, (layer, tensors) in enumerate(layers):
         if isinstance(layer, nn.Conv2d):
             x = _convolve_patches(layer, tensors, x) if number == 0 else _convolve(layer, tensors, x, count)
@@ -170,7 +170,7 @@ def _is_known(layer: nn.Module) -> bool:
 
 
 def _in_place(layer: nn.Module) -> nn.Module:
-    """Return the layer, or a copy that overwrites its input where it can."""
+    """Return the layer, or a copy that overwrites its input if it can."""
     if hasattr(layer, "inplace"):
         layer = copy.copy(layer)
         layer.inplace = True  # type: ignore[assignment]
@@ -207,7 +207,7 @@ def means_of_squares(x: Tensor) -> Tensor:
 
 @functools.cache
 def _means(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return what makes two lines of an image the means of its squares of 2 x 2: [2 width, width / 2]."""
+    """Return the matrix that turns two lines of an image into the means of its 2 x 2 squares: [2 width, width / 2]."""
     with torch.inference_mode(False):
         halves = torch.eye(width // 2, dtype=dtype, device=device).repeat_interleave(2, 0)
         return halves.repeat(2, 1) / 4

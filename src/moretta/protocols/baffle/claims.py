@@ -30,7 +30,7 @@ sums_statistics = is_on("protocol", "batch-statistics", "BatchNorm's statistics 
 
 
 def _sums(upload: str, clear: tuple[str, ...], masked: str) -> tuple[shared.Claim, ...]:
-    """Return what silos show of an upload. clear, masked: the attacks on it, and on its masked words."""
+    """Return the claims about an upload of silos. clear, masked: the attacks on it, and on its masked words."""
     return shared.in_the_clear(upload, clear), shared.sum_only(upload, (masked,)), shared.with_all_but_one(upload)
 
 

@@ -1,8 +1,8 @@
-"""A model cut into blocks of layers: what comes before a layer, the layer, and what comes after it.
+"""A model cut into blocks of layers: the part before a layer, the layer, and the part after it.
 
-The graph is `torch.export`'s: every operation of PyTorch with what it reads, without changes in place, for any number
-of rows. A layer is an operation that reads trained tensors; most are linear in these, so that what a move does to a
-layer's output is the same operation with the move in the place of the weights.
+The graph is `torch.export`'s: every operation of PyTorch with its inputs, without changes in place, for any number of
+rows. A layer is an operation that reads trained tensors. Most are linear in these, so a move changes a layer's output
+by the same operation on the move instead of the weights.
 """
 
 import copy
@@ -42,7 +42,7 @@ FROZEN = aten._native_batch_norm_legit_no_training.default
 def batch_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, momentum: float, eps: float
 ) -> Tensor:
-    """BatchNorm with statistics that are fixed; `torch.export` has it with three results."""
+    """BatchNorm with fixed statistics; `torch.export` has it with three results."""
     return F.batch_norm(x, mean, variance, weight, bias, False, momentum, eps)
 
 
@@ -66,9 +66,9 @@ LINEAR_IN_WEIGHTS: dict[Any, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class Layer:
-    """An operation and the trained tensors that it alone reads, by the places of its arguments.
+    """An operation and the trained tensors that only it reads, by the places of its arguments.
 
-    node: the operation; of a tensor that has no layer of its own, the tensor's node, and then `places` is empty.
+    node: the operation; for a tensor without a layer of its own, the tensor's node, and `places` is empty.
     """
 
     node: Node
@@ -80,8 +80,8 @@ class Layer:
 class Cut:
     """A model's graph.
 
-    tensors: which tensor of the model a node is, by its name there. constants: what it makes while it is followed.
-    layers: as they run.
+    tensors: the model's tensor of a node, by its name in the model. constants: those made during export. layers: in the
+    order of running.
     """
 
     nodes: tuple[Node, ...]
@@ -92,7 +92,7 @@ class Cut:
     layers: Mapping[str, Layer]
 
     def after(self, node: Node) -> tuple[Node, ...]:
-        """Return what depends on a node, in the order of running."""
+        """Return the nodes that depend on a node, in the order of running."""
         reached, dependents = {node}, list[Node]()
         for each in self.nodes:
             if any(read in reached for read in each.all_input_nodes):
@@ -114,11 +114,11 @@ def with_layers(cut: Cut, layout: Layout) -> Cut:
 def graph_of(
     model: nn.Module, row_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> Cut:
-    """Return the graph of a model without layers; the model is left as it was.
+    """Return the graph of a model without layers; the model is unchanged.
 
-    row_shape, dtype: of what the model reads. device: where it is to run; `torch.export` writes down the device that it
-    follows a model on wherever the model makes a tensor. Raises `moretta.errors.ParameterError` for a model that cannot
-    be followed; says where.
+    row_shape, dtype: of the model's rows. device: where it runs, which `torch.export` writes into the graph wherever
+    the model makes a tensor. Raises `moretta.errors.ParameterError`, naming the place, for a model that cannot be
+    followed.
     """
     model = with_one_argument(copy.deepcopy(model).cpu().eval().requires_grad_(False))
     program = _exported(model, torch.zeros(2, *row_shape, dtype=dtype))
@@ -175,7 +175,7 @@ def _exported(model: nn.Module, rows: Tensor) -> Any:
 
 
 def unused(cut: Cut, names: Iterable[str]) -> list[str]:
-    """Return which of these tensors the outputs do not depend on."""
+    """Return the tensors among these that no output depends on."""
     reaching, waiting = {cut.output}, [cut.output]
     while waiting:
         new = set(waiting.pop().all_input_nodes) - reaching
@@ -186,7 +186,7 @@ def unused(cut: Cut, names: Iterable[str]) -> list[str]:
 
 
 def _in_our_terms(node: Node) -> bool:
-    """Rewrite an operation where that is simpler or faster; return whether it is still needed."""
+    """Rewrite an operation into a simpler or faster one; return whether it is still needed."""
     if node.target is aten.avg_pool2d.default and node.args[1:] in SQUARES and not node.kwargs:
         node.target, node.args = means_of_squares, node.args[:1]
     if node.target is aten.view.default:  # moves that run together may lie in another order
@@ -199,12 +199,12 @@ def _in_our_terms(node: Node) -> bool:
 
 
 def arguments_of(node: Node, values: Values) -> list[Any]:
-    """Return what a node is called on. values: of other nodes. It has no arguments by name, or plain ones."""
+    """Return the arguments of a node. values: of other nodes. It has no arguments by name, or plain ones."""
     return list(map_arg(node.args, values.__getitem__))
 
 
 def called(node: Node, values: Values, arguments: Sequence[Any] | None = None) -> Any:
-    """Return a node's value. arguments: in the place of its own."""
+    """Return a node's value. arguments: instead of its own."""
     inputs = arguments_of(node, values) if arguments is None else arguments
     return node.target(*inputs, **map_arg(node.kwargs, values.__getitem__))
 
@@ -212,7 +212,7 @@ def called(node: Node, values: Values, arguments: Sequence[Any] | None = None) -
 def blocks_of(cut: Cut, layout: Layout, rule: Rule) -> tuple[LayerBlock, ...]:
     """Return the blocks of a round.
 
-    Raises `moretta.errors.ParameterError` for a rule that leaves a layer out or names none.
+    Raises `moretta.errors.ParameterError` for a rule that leaves a layer out, or matches none.
     """
     for pattern, _ in rule.k:
         if not any(fnmatch.fnmatchcase(layer, pattern) for layer in cut.layers):
@@ -239,7 +239,7 @@ def _kind(cut: Cut, layer: Layer, linear: str) -> Kind:
 
 
 def _layers(cut: Cut, layout: Layout) -> dict[str, Layer]:
-    """Return the layers by name: the name of their module, or of the tensor that has none of its own."""
+    """Return the layers by name: of their module, or of a tensor without one."""
     uses = Counter[str]()
     for node in cut.nodes:
         uses.update(cut.tensors[read] for read in node.all_input_nodes if read in cut.tensors)
@@ -261,7 +261,7 @@ def _layers(cut: Cut, layout: Layout) -> dict[str, Layer]:
 
 
 def _places(cut: Cut, node: Node, layout: Layout, uses: Mapping[str, int]) -> dict[int, str]:
-    """Return the trained tensors that an operation alone reads where it is linear in them, by place."""
+    """Return the trained tensors that only this operation reads, and is linear in, by place."""
     places = dict[int, str]()
     for place in LINEAR_IN_WEIGHTS.get(node.target, ()):
         read = node.args[place] if place < len(node.args) else None

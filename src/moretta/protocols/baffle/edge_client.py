@@ -1,6 +1,6 @@
-"""An edge client seen by its parent process: checks that it can work, its graph, and the process that plays a silo.
+"""An edge client from its parent process: checks of its packages and graph, and the process that plays a silo.
 
-Needs no torch, and is no part of that process, whose imports count in its memory.
+Needs no torch, and is not imported in that process, whose imports count in its memory.
 """
 
 import functools
@@ -34,7 +34,7 @@ RUNS = ("onnxruntime",)  # those that an edge client itself needs; the others ex
 
 
 def check_packages(needed: Iterable[str]) -> None:
-    """Raise `moretta.errors.MissingExtra` where one of `PACKAGES` is needed and missing."""
+    """Raise `moretta.errors.MissingExtra` if one of `PACKAGES` is needed and missing."""
     for package in needed:
         there = None
         with suppress(ModuleNotFoundError):
@@ -45,7 +45,7 @@ def check_packages(needed: Iterable[str]) -> None:
 
 
 def check_tokens(layout: SampleLayout | None, precision: str) -> None:
-    """Raise ParameterError where token ids lie beside numbers and would be rounded as those are."""
+    """Raise ParameterError if token ids beside numbers would be rounded as those are."""
     if layout is not None and layout.has_integers and precision == "float16":
         tokens = ", ".join(array.name for array in layout.arrays if array.integers)
         raise ParameterError(
@@ -57,7 +57,7 @@ def check_tokens(layout: SampleLayout | None, precision: str) -> None:
 def privacy_of(setup: SiloSetup, state: State, left_out: str) -> Mapping[str, float | str]:
     """Return the privacy of a silo's own rows, from the state of its process, which needs no accountant.
 
-    left_out: where its rows were used beside its uploads.
+    left_out: uses of its rows beside its uploads.
     """
     own = noise_of(setup, SecretRoot(state["private/secret_root"])) if setup.privacy else None
     if own is None:
@@ -73,9 +73,9 @@ def edge_client(protocol: BAFFLE, setup: SiloSetup, engine: Engine, insecure: Se
     """Return the role of a silo that runs ONNX in a process, which is not started yet.
 
     Args:
-        setup: what the silo needs to take part.
+        setup: the silo's input.
         engine: its memory limit and precision.
-        insecure: for tests, the root that all secrets follow from.
+        insecure: for tests, the root of all secrets.
 
     Raises:
         moretta.errors.ParameterError: an identity that does not fit the roster.
@@ -103,9 +103,8 @@ def check_graph(
 ) -> None:
     """Raise ParameterError for settings under which an edge client could never take part.
 
-    graph_of: what `exporter` returned. recipe: the silos' settings, where they move blocks. The graph is exported and
-    loaded once for each model, so that one that ONNX or ONNX Runtime cannot express in this precision is found before
-    the run.
+    graph_of: of `exporter`. recipe: the silos' settings, if they move blocks. The graph is exported and loaded once for
+    each model, so that one that ONNX or ONNX Runtime cannot express in this precision fails before the run.
     """
     engine = setting.spec.engine
     precision = engine.edge_precision
@@ -138,7 +137,7 @@ def check_graph(
 
 
 def exporter(setting: Setting, layout: Layout, blocks: tuple[LayerBlock, ...] = ()) -> Callable[[str], bytes]:
-    """Return a function that gives the ONNX graph in a precision, exported when it is first asked for."""
+    """Return a function that returns the ONNX graph in a precision, exported at its first call."""
 
     @functools.cache
     def graph_of(precision: str) -> bytes:

@@ -26,7 +26,7 @@ OUTPUTS = "outputs"
 
 @dataclass(frozen=True)
 class _Graph:
-    """A graph's values: who makes them, and which depend on the rows."""
+    """A graph's values: their nodes, and which depend on the rows."""
 
     graph: Any
     makers: dict[str, Any]
@@ -63,9 +63,9 @@ class _Graph:
 
 
 def cut(proto: Any, layout: Layout, blocks: Sequence[LayerBlock]) -> bytes:
-    """Return the files of a graph that `moretta.protocols.baffle.onnx_export` made, as `cut_files` packs them.
+    """Return the files of a graph of `moretta.protocols.baffle.onnx_export`, as `cut_files` packs them.
 
-    Raises `moretta.errors.ParameterError` for a layer of units that the graph does not have as such.
+    Raises `moretta.errors.ParameterError` for a layer of units that the graph lacks.
     """
     whole, files, entries = _Graph.of(proto), list[Any](), list[dict[str, Any]]()
     for block in blocks:
@@ -98,7 +98,7 @@ def cut(proto: Any, layout: Layout, blocks: Sequence[LayerBlock]) -> bytes:
 
 
 def _layer(whole: _Graph, block: LayerBlock) -> tuple[str, str]:
-    """Return what a convolution or linear layer reads and makes, or two empty names."""
+    """Return a convolution's or linear layer's input and output, or two empty names."""
     weight, bias = block.tensors[0], block.tensors[1] if len(block.tensors) > 1 else ""
     if len(whole.readers(weight)) != 1 or (bias and len(whole.readers(bias)) != 1):
         return "", ""
@@ -136,7 +136,7 @@ def _is_plain(node: Any) -> bool:
 def _part(
     whole: _Graph, nodes: Sequence[Any], start: Sequence[str], layout: Layout, output: str
 ) -> tuple[Any, list[str]]:
-    """Return the file of some operations, with all that needs no rows, and the names of its inputs."""
+    """Return the file of some operations, with all values that need no rows, and the names of its inputs."""
     chosen, made = {id(node) for node in nodes}, {name for node in nodes for name in node.output} | set(start)
     constants = {tensor.name: tensor for tensor in whole.graph.initializer}
     waiting = [name for node in nodes for name in node.input]

@@ -28,13 +28,13 @@ LEAST_SIGMA = {"float32": 0.0, "float16": 1e-4, "int8-activations": 1e-3}
 
 
 def _too_small(s: Any) -> Mapping[str, str] | None:
-    """Return the least sigma of edge clients' precision where a run's is below it."""
+    """Return the least sigma of edge clients' precision if a run's is below it."""
     least = LEAST_SIGMA[s.engine.edge_precision]
     return {"least": f"{least:g}"} if s.engine.edge and s.protocol.sigma < least else None
 
 
 def _too_large(s: Any) -> Mapping[str, str] | None:
-    """Return how large noised scalars may get where that is above what sums allow."""
+    """Return the largest size of noised scalars if that exceeds what sums allow."""
     noise, secure = s.protocol.privacy, s.secure_aggregation
     if not s.protocol.noises_scalars or secure.scheme == "none":
         return None
@@ -161,7 +161,7 @@ class BAFFLE(PrivateTraining):
 
     @property
     def steps_at_silos(self) -> bool:
-        """Whether silos step: at the epoch level."""
+        """Whether silos step, at the epoch level."""
         return self.local_epochs is not None
 
     @property
@@ -178,12 +178,12 @@ class BAFFLE(PrivateTraining):
 
     @property
     def directions_at_once(self) -> int:
-        """K of the first round where all parameters move at once."""
+        """K of the first round if all parameters move at once."""
         return self.k if isinstance(self.k, int) else ALL
 
     @property
     def most_at_once(self) -> int:
-        """The largest K of a round where all parameters move at once."""
+        """The largest K of a round if all parameters move at once."""
         return max(self.directions_at_once, self.k_last or 0)
 
     @property
@@ -270,7 +270,7 @@ class BAFFLE(PrivateTraining):
         return self
 
     def rule(self) -> blocks.Rule | None:
-        """Return how blocks move, if the model is moved by blocks."""
+        """Return the rule of blocks, if blocks move."""
         return None if self.perturb == "all" else blocks.Rule(tuple(self._moves.items()), self.linear)
 
     @property
@@ -278,7 +278,7 @@ class BAFFLE(PrivateTraining):
         return self.k if isinstance(self.k, dict) else {} if self.k is None else {"*": self.k}
 
     def recipe(self, rounds: int, augment: str = "") -> Recipe:
-        """Return the settings of a silo in a run of so many rounds. augment: how images of a batch are varied."""
+        """Return the settings of a silo in a run of `rounds` rounds. augment: how images of a batch are varied."""
         epochs = self.local_epochs or 0
         return Recipe(
             self.form,

@@ -67,7 +67,7 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
 
 
 def _forward_only(protocol: BAFFLE, setting: Setting) -> tuple[Setting, Cut | None, list[str]]:
-    """Return the setting of a model as silos run it, its graph where blocks of layers move, and what is said of it."""
+    """Return the setting of a model as silos run it, its graph if blocks of layers move, and its warnings."""
     model = torch_forward.partly_trained(setting.built, protocol.trainable)
     x = torch.ones(2, *setting.row_shape, dtype=setting.row_dtype)
     blocks = protocol.recipe(setting.spec.run.rounds, setting.spec.data.varied).rule is not None
@@ -91,7 +91,7 @@ def _forward_only(protocol: BAFFLE, setting: Setting) -> tuple[Setting, Cut | No
 
 
 def _forward(protocol: BAFFLE, setting: Setting, layout: Layout, graph: Cut | None) -> tuple[TorchForward, Recipe]:
-    """Return what runs the model for all silos here, as each call sets its parameters, and their settings."""
+    """Return the runner of the model for all local silos, as each call sets its parameters, and their settings."""
     recipe = protocol.recipe(setting.spec.run.rounds, setting.spec.data.varied)
     device, micro = setting.spec.run.device, setting.spec.engine.micro_batch
     if recipe.rule is None or graph is None:
@@ -108,14 +108,14 @@ def _forward(protocol: BAFFLE, setting: Setting, layout: Layout, graph: Cut | No
 
 
 def left(client: Role) -> Left:
-    """Return what a silo's role leaves at its site: where it added noise, the privacy of its own rows."""
+    """Return what a silo's role leaves at its site: the privacy of its own rows, if it added noise."""
     return Left(privacy=client.privacy()) if isinstance(client, Client) else Left()
 
 
 def _check_rows(setting: Setting, forward: TorchForward, *, several: bool) -> None:
-    """Raise ParameterError where a row's outputs are not its own or not the same every time.
+    """Raise ParameterError if a row's outputs depend on other rows or change between passes.
 
-    The first silo's rows are tried, or rows of ones where all silos are remote.
+    The first silo's rows are tried, or rows of ones if all silos are remote.
     """
     rows = next((silo.x[:8] for silo in setting.local), None)
     x = np.ones((2, *setting.row_shape), setting.silos[0].x.dtype) if rows is None else rows

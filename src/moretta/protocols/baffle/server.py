@@ -36,8 +36,8 @@ from moretta.secure_aggregation.sums import Sum, query_of
 class Server:
     """BAFFLE's server. recipe: the silos' settings. The setting's limit is the largest |x_k|.
 
-    graph_of: exports the model to ONNX in a precision, for silos that run it. accountant: where silos add noise,
-    states their privacy; they then upload no loss. combine: adds directions up, on a device perhaps.
+    graph_of: exports the model to ONNX in a precision, for silos that run it. accountant: if silos add noise, states
+    their privacy; they then upload no loss. combine: adds directions up, on a device perhaps.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Server:
         return None
 
     def round(self, now: Stamp) -> Exchange[Report | Aborted]:
-        """Move the model along the estimate that the silos' loss differences give."""
+        """Move the model along the estimate from the silos' loss differences."""
         aggregation, at = self._enrolment.aggregation, self._parameters()
         if not np.isfinite(at).all():
             raise ParameterError(
@@ -131,7 +131,7 @@ class Server:
         return {"scalars": (directions_of(self._recipe.form, k) + spoken,)}
 
     def _read(self, ask: Estimate, total: Sum) -> tuple[NDArray[np.float64], dict[str, float]]:
-        """Return what to step along, float64[n], and the figures of the round."""
+        """Return the step's direction, float64[n], and the figures of the round."""
         recipe, stamp = self._recipe, ask.stamp
         if recipe.local_epochs:
             loss = {"loss": float(total.means["loss"])} if "loss" in total.means else {}
@@ -163,7 +163,7 @@ class Server:
         return along, figures | {"ring_step": ring_step / density}
 
     def _density(self, spoken: NDArray[np.float64], step: float) -> float:
-        """Return what a row counts on average, where rows count by their class's weight."""
+        """Return a row's mean weight, if rows weigh by class."""
         return 1.0 if len(spoken) < 2 else usable_density(float(spoken[1]), step, self._recipe.loss.class_weights)
 
     def _parameters(self) -> Array:
@@ -196,11 +196,11 @@ class Server:
             trained[name].copy_(torch.tensor(value))
 
     def _trained(self, parameters: Tensors) -> Tensors:
-        """Return those that are trained, as silos have what is fixed."""
+        """Return the trained tensors; silos have the fixed ones."""
         return {name: parameters[name] for name in self._layout.shapes}
 
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
-        """Release the averaged model as it is: silos have seen every model in the average."""
+        """Release the averaged model as it is, because silos have seen every model in the average."""
         facts: dict[str, float | str] = {"sigma": self._recipe.sigma}
         if not self._recipe.local_epochs:
             facts["forwards"] = float(self._forwards)  # of each silo's batch
@@ -213,7 +213,7 @@ class Server:
         return (yield from self._enrolment.scored(now, outcome, self._trained(parameters)))
 
     def state(self) -> State:
-        """Return the averaged model, the one that is stepped on, the optimizer, and what was agreed once."""
+        """Return the averaged model, the stepped one, the optimizer, and the run's agreement."""
         return {
             **over("model/", self._averaged()),
             "parameters": self._parameters(),

@@ -46,10 +46,10 @@ GROUP_NORM, ADD = aten.group_norm.default, aten.add.Tensor
 
 @dataclass(frozen=True)
 class Path:
-    """How far a move of some channels of `start` goes by itself.
+    """The part of a graph in which a move of some channels of `start` stays within channels.
 
     some: operations of which only some channels change, in the order of running. joining: products that read these, and
-    of which all changes. late: all other operations after `start`. handed: those of `some` that `late` reads.
+    change in all channels. late: all other operations after `start`. handed: those of `some` that `late` reads.
     """
 
     start: Node
@@ -60,7 +60,7 @@ class Path:
 
 
 def path_of(cut: Cut, start: Node) -> Path:
-    """Return the path of moves of a node's channels, which are its axis 1."""
+    """Return the path of moves of a node's channels, its axis 1."""
     some, joining, late = [start], list[Node](), list[Node]()
     for node in cut.after(start):
         moved = [read for read in node.all_input_nodes if read in some or read in joining or read in late]
@@ -75,9 +75,9 @@ def path_of(cut: Cut, start: Node) -> Path:
 
 
 def follow(path: Path, moved: Tensor, channels: slice, kept: Values) -> dict[Node, Tensor]:
-    """Return all that `path.late` reads and that has moved, each [moves, rows, ...].
+    """Return all moved values that `path.late` reads, each [moves, rows, ...].
 
-    moved: of the channels of `path.start`, [moves, rows, channels, ...]. kept: what has not moved, whole.
+    moved: of the channels of `path.start`, [moves, rows, channels, ...]. kept: unmoved values, whole.
     """
     moves, rows = moved.shape[:2]
     now = {path.start: (moved.flatten(0, 1), channels)}
@@ -95,7 +95,7 @@ def follow(path: Path, moved: Tensor, channels: slice, kept: Values) -> dict[Nod
 
 
 def _some(node: Node, now: Mapping[Node, tuple[Tensor, slice]], kept: Values, moves: int) -> tuple[Tensor, slice]:
-    """Return an operation's changed channels, [moves rows, channels, ...], and which they are."""
+    """Return an operation's changed channels, [moves rows, channels, ...], and their places."""
     if node.target is ADD:
         parts = [now[read][1] for read in node.args if read in now]
         sides = [now[read][0] if read in now else _repeated(kept[read][:, parts[0]], moves) for read in node.args]
@@ -134,7 +134,7 @@ def _repeated(tensor: Tensor, moves: int) -> Tensor:
 
 
 def _joins(node: Node, moved: list[Node]) -> bool:
-    """Return whether a node is a product of all that moved with weights that did not, over channels."""
+    """Return whether a node is a product of moved values with unmoved weights, over channels."""
     if [*moved] != [node.args[0]] or node.kwargs:
         return False
     if node.target is cutting.LINEAR:
@@ -199,7 +199,7 @@ class TorchBlocks(TorchForward):
 
     @property
     def rows_at_once(self) -> int:
-        """How many rows at most to start with."""
+        """The most rows to start with."""
         return min(ROWS, self.micro_batch or ROWS)
 
     def start(self, at: Array, x: Array) -> Array:
@@ -216,7 +216,7 @@ class TorchBlocks(TorchForward):
             return self._numbers(self._kept[self._cut.output])
 
     def inputs(self, block: LayerBlock) -> Array:
-        """Return what a linear layer reads, float[rows, n]."""
+        """Return a linear layer's inputs, float[rows, n]."""
         return self._numbers(self._kept[self._cut.layers[block.name].node.args[0]])
 
     def moved(self, block: LayerBlock, signs: Signs, distance: float) -> Iterator[Array]:
@@ -230,7 +230,7 @@ class TorchBlocks(TorchForward):
                     yield self._numbers(self._outputs(self._after[block.name], {layer.node: values}))
 
     def _moves(self, block: LayerBlock, layer: Layer, signs: Signs, distance: float) -> Iterator[Tensor]:
-        """Yield a layer's moved outputs, [moves, ...], as many as go on together."""
+        """Yield a layer's moved outputs, [moves, ...], as many as run together."""
         kept: Tensor = self._kept[layer.node]
         together = max(1, TOGETHER // kept.numel())
         if block.kind == "units":
@@ -262,13 +262,13 @@ class TorchBlocks(TorchForward):
             yield torch.stack(outputs, dim=1).flatten(0, 1)
 
     def _effects(self, block: LayerBlock, layer: Layer, signs: Signs, together: int) -> Iterator[Tensor]:
-        """Yield by what a layer's output moves, [moves, ...], so many repeats at a time."""
+        """Yield the changes of a layer's output, [moves, ...], `together` repeats at a time."""
         moves = block.by_tensor(self.layout.shapes, signs)
         for some in stretches(block.repeats, together):
             yield self._effect(layer, {n: torch.from_numpy(each[some]).to(self._flat) for n, each in moves.items()})
 
     def _effect(self, layer: Layer, signs: Mapping[str, Tensor]) -> Tensor:
-        """Return what signs [moves, ...], as weights, make of what a layer reads."""
+        """Return the layer's output for signs [moves, ...] as its weights."""
         if not layer.places:
             return signs[layer.tensors[0]]
         arguments = arguments_of(layer.node, self._kept)
@@ -292,7 +292,7 @@ class TorchBlocks(TorchForward):
         return torch.stack(outputs)
 
     def _outputs(self, nodes: tuple[Node, ...], moved: Mapping[Node, Tensor]) -> Tensor:
-        """Return the model's outputs, [moves, rows, outputs], where what is `moved` is as given, [moves, ...]."""
+        """Return the model's outputs, [moves, rows, outputs], with these moved values, [moves, ...]."""
 
         def go_on(values: Mapping[Node, Tensor]) -> Tensor:
             values_of = {**self._kept, **values}

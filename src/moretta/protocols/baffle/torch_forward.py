@@ -35,7 +35,7 @@ LEAST, MOST, TOGETHER = 8, 32, 256  # models at once, and rows of all of them to
 
 
 def layout_of(model: nn.Module, moving: Collection[str] = ()) -> Layout:
-    """Return how a model's trained parameters lie in a flat array. moving: buffers that change in training."""
+    """Return the layout of a model's trained parameters in a flat array. moving: buffers that change in training."""
     trained = {name: parameter.detach().cpu().numpy() for name, parameter in modules.trainable(model).items()}
     others = {*trained, *modules.ties(model), *moving}
     fixed = {name: value for name, value in modules.arrays(model).items() if name not in others}
@@ -43,7 +43,7 @@ def layout_of(model: nn.Module, moving: Collection[str] = ()) -> Layout:
 
 
 def partly_trained(model: nn.Module, patterns: Sequence[str]) -> nn.Module:
-    """Return a copy of a model of which only what is named is trained, parameters or modules; all without names.
+    """Return a copy of a model that trains only the named parameters or modules; all without names.
 
     Raises `moretta.errors.ParameterError` for a name that the model does not have.
     """
@@ -90,18 +90,18 @@ class TorchForward:
         self._batched = Batched.of(self._model, layout) if layout.size <= SMALL else None
 
     def at_once(self, rows: int) -> int:
-        """Return how many parameter vectors to run together: the fewer rows share a call, the more."""
+        """Return the number of parameter vectors to run together: the fewer rows share a call, the more."""
         return min(MOST, max(LEAST, TOGETHER // min(rows, self.micro_batch or rows))) if self._batched else 1
 
     def fixed(self) -> dict[str, Array]:
-        """Return copies of what is not trained: frozen parameters and all buffers, even those that are not saved."""
+        """Return copies of the untrained tensors: frozen parameters and all buffers, also unsaved ones."""
         names = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
         return {name: value.cpu().numpy().copy() for name, value in names.items() if name not in self.layout.shapes}
 
     def statistics(self, at: Array, x: Array) -> dict[str, Array]:
         """Return the mean and variance of each BatchNorm's inputs (`moretta.protocols.baffle.batch_statistics`).
 
-        at: parameters [size]. Raises `moretta.errors.ParameterError` where a batch has no variance.
+        at: parameters [size]. Raises `moretta.errors.ParameterError` for a batch without variance.
         """
         try:
             with torch.inference_mode(), batch_statistics.noted(self._model):
@@ -139,7 +139,7 @@ class TorchForward:
         return torch.split(inputs, self.micro_batch or max(1, len(inputs)))
 
     def _on_device(self, x: Array) -> Tensor:
-        """Return a batch where the model is; all directions of a round have the same, so that it goes there once."""
+        """Return a batch on the model's device; all directions of a round share it, so it is copied once."""
         if self._flat.device.type == "cpu":
             return torch.from_numpy(x)
         if id(x) not in self._batches:
@@ -150,7 +150,7 @@ class TorchForward:
 
 
 def check_model(model: nn.Module, *, by_batch: bool = False) -> None:
-    """Raise `moretta.errors.ParameterError` where a forward pass changes the model or mixes rows; says where.
+    """Raise `moretta.errors.ParameterError`, naming the place, if a forward pass changes the model or mixes rows.
 
     by_batch: BatchNorm may normalise by a batch's own statistics.
     """
@@ -172,10 +172,10 @@ def check_model(model: nn.Module, *, by_batch: bool = False) -> None:
 
 
 def forward_only(model: nn.Module, x: Tensor, *, blocks: bool, by_batch: bool = False) -> tuple[nn.Module, list[str]]:
-    """Return a copy of a model as forward-only silos run it, and what is said of it.
+    """Return a copy of a model as forward-only silos run it, and its warnings.
 
-    What draws at random runs as in evaluation: losses would differ by chance and not by direction. BatchNorm does, with
-    the statistics that the model came with, where blocks of layers are moved.
+    Layers that draw at random run as in evaluation: losses would differ by chance and not by direction. So does
+    BatchNorm, with the model's initial statistics, if blocks of layers move.
 
     x: a few rows. by_batch: BatchNorm normalises by a batch's own statistics.
     """
@@ -201,7 +201,7 @@ def forward_only(model: nn.Module, x: Tensor, *, blocks: bool, by_batch: bool = 
 
 
 def draws(model: nn.Module, x: Tensor) -> bool:
-    """Whether a model, as it stands, draws at random in a forward pass; it is left as it was."""
+    """Whether a model, in its present mode, draws at random in a forward pass; it is unchanged."""
     with torch.no_grad(), torch.random.fork_rng(devices=()):
         before = torch.get_rng_state()
         try:
@@ -212,9 +212,9 @@ def draws(model: nn.Module, x: Tensor) -> bool:
 
 
 def check_rows(forward: TorchForward, at: Array, x: Array, *, several: bool = True) -> None:
-    """Raise `moretta.errors.ParameterError` where a row's outputs are not its own, or not the same every time.
+    """Raise `moretta.errors.ParameterError` if a row's outputs depend on other rows, or change between passes.
 
-    x: a few rows, at least one. That a model's forward pass changes its buffers is seen here too. several: whether a
+    x: a few rows, at least one. This also detects a forward pass that changes the model's buffers. several: whether a
     row's outputs must be the same without other rows.
     """
     before = forward.fixed()

@@ -1,11 +1,11 @@
-"""Convolutions at the speed that ONNX Runtime has for fixed weights, with weights that change from run to run.
+"""Convolutions at ONNX Runtime's speed for fixed weights, with weights that change from run to run.
 
-Its fast kernels want a convolution's weights in blocks of as many channels as the processor's registers hold, and it
-brings them there when it loads a graph, where they are constants. So it is given numbers for weights, one of its own
-for each place. What it makes of the graph says where each weight goes, whatever the processor and the version. That
-graph is loaded with arrays of ours in the places, which are written before each run.
+Its fast kernels need a convolution's weights in blocks of as many channels as the processor's registers hold. It makes
+such blocks of constants when it loads a graph. So it receives numbers as weights, a different one for each place. Its
+optimised graph shows where each weight goes, whatever the processor and the version. That graph is loaded with our
+arrays in these places, which are written before each run.
 
-Whatever does not turn out as expected, or computes anything else than the graph itself, is not used.
+A graph with any other form, or with other results than the original, is not used.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ EXACT = 1e-4  # of the largest output; rounding is far below, a weight in anothe
 
 
 class Place(NamedTuple):
-    """Where the weights of one convolution go: `array`, [k, m], is `weights[part].reshape(k, -1)` at columns `order`.
+    """The place of one convolution's weights: `array`, [k, m], is `weights[part].reshape(k, -1)` at columns `order`.
 
     padded: with a column of zeros after the last.
     """
@@ -47,7 +47,7 @@ class Place(NamedTuple):
     padded: bool
 
     def fill(self, weights: NDArray[np.float32]) -> None:
-        """Take a convolution's weights out of all of them, [size]."""
+        """Copy a convolution's weights from all weights, [size]."""
         rows = weights[self.part].reshape(len(self.array), -1)
         if self.padded:
             rows = np.append(rows, np.zeros((len(rows), 1), rows.dtype), axis=1)
@@ -56,7 +56,7 @@ class Place(NamedTuple):
 
 
 class InBlocks(NamedTuple):
-    """A session, the weights that it has no inputs for, where these go, and what it reads there, by name."""
+    """A session, the weights that are no inputs of it, their places, and the arrays there, by name."""
 
     session: Any
     filled: set[str]
@@ -67,10 +67,10 @@ class InBlocks(NamedTuple):
 def in_blocks(
     graph: bytes, layout: Layout, load: Callable[..., Any], value_of: Callable[[Array], Any]
 ) -> InBlocks | None:
-    """Return a session that is faster than the graph's own, or None where there is nothing to gain.
+    """Return a session that is faster than the graph's own, or None if none is.
 
-    load: `moretta.protocols.baffle.edge.onnx_forward.session_of`. value_of: an array as ONNX Runtime reads it in
-    place; it is to be kept as long as the session.
+    load: `moretta.protocols.baffle.edge.onnx_forward.session_of`. value_of: an array that ONNX Runtime reads in place;
+    keep it as long as the session.
     """
     weights = _numbered(graph, layout)
     if not weights or layout.dtype != "float32":
@@ -95,7 +95,7 @@ def in_blocks(
 
 @contextlib.contextmanager
 def _unnamed() -> Iterator[Path]:
-    """Give the path of an empty file: on Linux of one in memory, as a confined process can make no other."""
+    """Yield the path of an empty file: on Linux in memory, because a confined process can make no other."""
     if not hasattr(os, "memfd_create"):
         with tempfile.NamedTemporaryFile() as named:
             yield Path(named.name)
@@ -121,7 +121,7 @@ def _numbered(graph: bytes, layout: Layout) -> dict[str, NDArray[np.float32]]:
 
 
 def _with_constants(graph: bytes, values: dict[str, NDArray[np.float32]]) -> Iterator[bytes | memoryview]:
-    """Yield the parts of an ONNX file in which inputs are constants."""
+    """Yield the parts of an ONNX file whose inputs have become constants."""
     for number, _, _, part, whole in fields(memoryview(graph)):
         if number != GRAPH:
             yield whole
@@ -168,7 +168,7 @@ def _constants(model: bytes) -> list[tuple[str, tuple[int, ...], NDArray[np.floa
 def _place(
     dims: tuple[int, ...], values: NDArray[np.float32], layout: Layout, weights: dict[str, NDArray[np.float32]]
 ) -> Place | None:
-    """Return the place that numbers fill, or None of other constants."""
+    """Return the place that the numbers fill, or None for other constants."""
     if not dims or math.prod(dims) != values.size or not (ours := values >= FIRST).any():
         return None
     if not (ours | (values == 0)).all() or not (values[ours] < FIRST + layout.size).all():

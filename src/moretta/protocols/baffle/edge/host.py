@@ -1,6 +1,6 @@
-"""The life of an edge client's process: it is sent its settings, and answers one message after the other.
+"""The life of an edge client's process: it receives its settings, and answers one message after the other.
 
-`fit` finds how many rows at a time keep it under a limit of memory, in MiB, 2^20 bytes.
+`fit` finds the number of rows at a time that stays under a memory limit, in MiB, 2^20 bytes.
 """
 
 import hashlib
@@ -77,7 +77,7 @@ class EdgeSilo:
         _confine(settings.setup)  # all files are read by now, and no graph is loaded yet
 
     def answer(self, message: Message) -> Message:
-        """Answer a message, or refuse where the memory limit was passed."""
+        """Answer a message, or refuse once the memory limit was exceeded."""
         if isinstance(message, Restore):
             self._sent_state = as_bytes(message.state)
             self._client.restore(self._sent_state)
@@ -109,7 +109,7 @@ class EdgeSilo:
         return state
 
     def _load(self, graph: bytes) -> OnnxForward | OnnxBlocks:
-        """Return what runs a graph. A graph seen before is not loaded again: two might not fit."""
+        """Return the runner of a graph. A known graph is not loaded again, because two might not fit."""
         digest, settings = hashlib.sha256(graph).digest(), self._settings
         if digest == self._graph and self._too_large is not None:
             raise self._too_large
@@ -130,9 +130,9 @@ class EdgeSilo:
         return forward
 
     def _fit(self, forward: OnnxForward | OnnxBlocks, limit: float) -> None:
-        """Find how many rows fit at a time within the limit, beside all else that an estimate takes.
+        """Find the number of rows at a time that fits the limit, beside an estimate's other memory.
 
-        Raises ParameterError, with what would be needed, if not even one row at a time fits.
+        Raises ParameterError, with the needed limit, if not even one row at a time fits.
         """
         layout, recipe = forward.layout, self._settings.recipe
         inputs, targets = self._client.first_batch(layout.dtype)
@@ -170,9 +170,9 @@ class EdgeSilo:
 
 
 def _confine(setup: SiloSetup) -> None:
-    """Take from this process all files but those that it needs to run a graph and to keep what it has helped to open.
+    """Refuse this process all files but those that run a graph and record what it has helped to open.
 
-    Its own folder of /proc says how much memory it takes. It stays open, so that the kernel's rule for it stays too.
+    Its own folder of /proc, which reports its memory, stays open, so that the kernel's rule for it stays too.
     """
     written = [OWN] if OWN.is_dir() else []
     if setup.helped is not None:
@@ -193,11 +193,11 @@ def fit(
 ) -> int:
     """Set and return the largest micro-batch of 1, 2, 4, ... rows, up to len(x), that stays within `limit_mib`.
 
-    Runs the model at each and reads what it really takes. It goes upwards only, and takes a step only where the rows so
-    far, extrapolated along a line, say that it will stay a MiB below the limit.
-    `parameters`: one flat array of `forward.layout`; its values do not matter. `besides`: words for the error about
-    memory that the caller holds meanwhile. `run`: what is run of some rows; None runs the model once.
-    Raises ParameterError, with what would be needed, if one row at a time does not fit.
+    Runs the model at each size and reads the memory. It only grows, and only if the measured sizes, extrapolated along
+    a line, stay a MiB below the limit.
+    `parameters`: one flat array of `forward.layout`, with any values. `besides`: words for the error about the caller's
+    other memory. `run`: runs some rows; None runs the model once. Raises ParameterError, with the needed limit, if one
+    row at a time does not fit.
     """
     run = run or (lambda some: forward.outputs(parameters[None], some))
     peaks = [status("VmRSS") or peak_mib(), _peak_at(forward, x, 1, run)]
@@ -235,7 +235,7 @@ class Host:
         self._silo: EdgeSilo | None = None
 
     def turn(self) -> bool:
-        """Answer once; return whether anything was asked. Raises CodecError for half a frame: nothing can follow it."""
+        """Answer once; return whether a message came. Raises CodecError for half a frame: nothing can follow it."""
         data = framing.read(self._source)
         if data is None:
             return False

@@ -1,6 +1,6 @@
-"""The metadata of an ONNX file for BAFFLE's clients, by which its weights can be laid out without torch.
+"""The metadata of an ONNX file for BAFFLE's clients, which give the layout of its weights without torch.
 
-A model that was cut into blocks has several files, one behind the other (`packed`): what a silo is sent at set-up.
+A model cut into blocks has several files, concatenated (`packed`), which a silo receives at set-up.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ def unpacked(data: bytes) -> list[bytes]:
 
 
 def described(text: str) -> list[tuple[LayerBlock, str, str, list[str]]]:
-    """Return each block, what its layer reads and makes, and the further values that what comes after it reads.
+    """Return each block, its layer's input and output, and the further inputs of the part after it.
 
     text: the entry `BLOCKS`. Raises KeyError, TypeError or ValueError for any other text.
     """

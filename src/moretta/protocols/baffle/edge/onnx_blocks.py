@@ -1,7 +1,7 @@
 """Moves one block of layers after the other with ONNX Runtime: `moretta.protocols.baffle.silo.blocks.MovesBlocks`.
 
-A few rows at a time, and moves together only where a layer's outputs are small: so memory is that of one forward pass
-and of what it keeps for later. What the files are taken for is checked as far as it is for a graph in one piece
+It runs a few rows at a time, and several moves together only if a layer's outputs are small. So its memory is that of
+one forward pass and of what it keeps for later. Files are checked as far as for a graph in one piece
 (`moretta.protocols.baffle.edge.onnx_forward`).
 """
 
@@ -49,7 +49,7 @@ class _Layer(NamedTuple):
     alone: _Part | None
 
     def fits(self, block: LayerBlock, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Return whether the files read what moves, and nothing that is not there."""
+        """Return whether the files read what moves, and only existing tensors."""
         moved = {self.moves} if self.moves else set(block.tensors)
         known = {*moved, *self.kept, *shapes, "x"}
         after = self.after is None or moved <= set(self.after.inputs) <= known
@@ -59,14 +59,14 @@ class _Layer(NamedTuple):
 class OnnxBlocks:
     """A cut model, of which only the trained weights change.
 
-    layout, precision, row_shape, micro_batch: as of `moretta.protocols.baffle.edge.onnx_forward.OnnxForward`.
-    blocks: those of a round, as the server cut the model.
+    layout, precision, row_shape, micro_batch: as of `moretta.protocols.baffle.edge.onnx_forward.OnnxForward`. blocks:
+    those of a round, from the server's cut.
     """
 
     def __init__(self, files: bytes, rule: Rule, micro_batch: int | None = 4) -> None:
         """Load the files.
 
-        Raises ParameterError, in one sentence, for files that are no cut model, or whose blocks are not of the rule.
+        Raises ParameterError for files that are no cut model, or with blocks that break the rule.
         """
         first, *others = (_Part(file) for file in metadata.unpacked(files))
         described = first.session.get_modelmeta().custom_metadata_map
@@ -105,7 +105,7 @@ class OnnxBlocks:
 
     @property
     def rows_at_once(self) -> int | None:
-        """How many rows at most to start with."""
+        """The most rows to start with."""
         return self.micro_batch
 
     def at_once(self, rows: int) -> int:
@@ -130,7 +130,7 @@ class OnnxBlocks:
         return self._kept["outputs"]
 
     def inputs(self, block: LayerBlock) -> Array:
-        """Return what a linear layer reads, float[rows, n]."""
+        """Return a linear layer's inputs, float[rows, n]."""
         return self._kept[self._layers[block.name].reads]
 
     def moved(self, block: LayerBlock, signs: Signs, distance: float) -> Iterator[Array]:
@@ -150,7 +150,7 @@ class OnnxBlocks:
             yield outputs.reshape(-1, rows, outputs.shape[-1])
 
     def _moves(self, block: LayerBlock, signs: Signs, distance: float, together: int) -> Iterator[Array]:
-        """Yield a layer's moved outputs, [moves, rows, ...], so many at a time at most."""
+        """Yield a layer's moved outputs, [moves, rows, ...], at most `together` at a time."""
         layer, shapes = self._layers[block.name], self.layout.shapes
         kept = self._kept[layer.moves]
         if layer.alone is not None:

@@ -1,11 +1,10 @@
 """A `Forward` that runs an ONNX graph of `moretta.protocols.baffle.onnx_export`, with ONNX Runtime on the processor.
 
 A graph's trained inputs must have the names, shapes and dtype of the layout in its metadata, and a silo refuses a round
-whose parameters do not have that layout. But the layout's digest of what is fixed is the graph's own claim, since ONNX
-Runtime shows no constants. The operations and their order are the server's word alone, as for anyone who is sent a
-model to run. So a graph can make a silo's losses say other things about its rows than the model's would. It cannot read
-files, run foreign code or take more memory than the silo was given: `moretta.protocols.baffle.edge.strict` and
-`moretta.engines.usage.cap`.
+whose parameters have another layout. But the layout's digest of fixed tensors is the graph's own claim, because ONNX
+Runtime shows no constants. The silo takes operations and their order on the server's word, as for any model. So a graph
+can make a silo's losses reveal other things about its rows than the model's would. It cannot read files, run foreign
+code or exceed the silo's memory limit: `moretta.protocols.baffle.edge.strict` and `moretta.engines.usage.cap`.
 """
 
 import logging
@@ -40,18 +39,18 @@ DTYPES = {
 class OnnxForward:
     """One graph, of which only the trained weights change; they are read in place, never copied.
 
-    Those of convolutions are, where that is faster: `moretta.protocols.baffle.edge.blocked_convolutions`.
+    Those of convolutions are copied if that is faster: `moretta.protocols.baffle.edge.blocked_convolutions`.
 
-    layout: of the flat array of weights. precision: that of the export. row_shape: of one row of inputs.
-    micro_batch: how many rows run at once, None for all; it may be changed between calls. A few rows take less memory,
-    and less time where their activations stay in the processor's cache.
+    layout: of the flat array of weights. precision: of the export. row_shape: of one row of inputs. micro_batch: how
+    many rows run at once, None for all; it may change between calls. A few rows take less memory, and less time if
+    their activations stay in the processor's cache.
     """
 
     def __init__(self, graph: bytes, micro_batch: int | None = 4) -> None:
         """Load a graph.
 
-        Raises ParameterError, in one sentence, for bytes that are no ONNX file or not one of ours, or a model that ONNX
-        Runtime has no kernel for (a convolution in float64, for one) or no memory.
+        Raises ParameterError for bytes that are no ONNX file or not one of ours, or a model that ONNX Runtime has no
+        kernel (a convolution in float64, for one) or no memory for.
         """
         graph = strict.admitted(graph)
         session = session_of(graph)
@@ -68,7 +67,7 @@ class OnnxForward:
         self._speed_up(graph)
 
     def _speed_up(self, graph: bytes) -> None:
-        """Take the session that has convolutions' weights in blocks, where there is one and it computes the same."""
+        """Use the session with convolutions' weights in blocks, if there is one with the same results."""
         if self._x_dtype != "float32":
             return
         plain = self._blocks
@@ -101,9 +100,9 @@ class OnnxForward:
     def outputs(self, parameters: NDArray[np.floating], x: Array) -> Array:
         """Return the outputs of the model at each of m parameter vectors, float[m, rows, outputs] of `layout.dtype`.
 
-        parameters and x: as `Forward` says; x is converted to the graph's dtype and need not be contiguous.
-        Raises ParameterError for arrays of another shape or dtype than the graph has, and where an operation fails: one
-        that the graph has wrong, or that asks for more memory than there is.
+        parameters and x: as of `Forward`; x is converted to the graph's dtype and need not be contiguous. Raises
+        ParameterError for arrays of another shape or dtype than the graph's, and for an operation that fails or asks
+        for too much memory.
         """
         if x.shape[1:] != self.row_shape:
             raise RowsError(f"this model takes rows of shape {self.row_shape}, not {x.shape[1:]}")
@@ -119,7 +118,7 @@ class OnnxForward:
         return out
 
     def _bind(self, flat: NDArray[np.floating]) -> None:
-        """Let each trained input be its part of a flat array, [size]."""
+        """Bind each trained input to its part of a flat array, [size]."""
         layout = self.layout
         if flat.shape != (layout.size,) or flat.dtype != layout.dtype or not flat.flags.c_contiguous:
             raise ParameterError(
@@ -163,8 +162,8 @@ def row_of(put: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
 def session_of(graph: bytes | str, *, saved: str = "", arrays: Mapping[str, Any] | None = None) -> Any:
     """Return a session of a graph, or of the file at a path.
 
-    saved: a path, where the graph is written as it was optimized, without `LEFT_OUT`. arrays: constants, by name, for
-    a graph that is taken as it is.
+    saved: a path for the optimised graph, without `LEFT_OUT`. arrays: constants, by name, for a graph that is used
+    unchanged.
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
@@ -197,7 +196,7 @@ def session_of(graph: bytes | str, *, saved: str = "", arrays: Mapping[str, Any]
 
 
 def cannot_run(error: Exception) -> ParameterError:
-    """Return what ONNX Runtime said, in one sentence."""
+    """Return ONNX Runtime's error in one sentence."""
     reason = str(error) or type(error).__name__
     if "bad_alloc" in reason or "bad allocation" in reason or "Failed to allocate memory" in reason:
         return ParameterError(

@@ -1,12 +1,12 @@
-"""An ONNX file as ONNX Runtime is given it: written anew from the fields and operations that are allowed.
+"""The ONNX file that ONNX Runtime loads: rewritten with only the allowed fields and operations.
 
-ONNX Runtime reads files that tensors name as external data, and runs operators of domains other than ONNX's own. A file
-that one parser has checked may say something else to another. So what was read here is written again, in protobuf's
-canonical encoding, and those bytes are what is loaded: no field, operation or domain but the allowed ones, all tensors
-within the file. The onnx package is not needed.
+ONNX Runtime reads files that tensors name as external data, and runs operators of other domains than ONNX's own. Two
+parsers may read one file differently. So the content read here is written again in protobuf's canonical encoding, and
+those bytes are loaded: only allowed fields, operations and domains, and all tensors within the file. The onnx package
+is not needed.
 
-Of protobuf only the canonical encoding is read: numbers of the fewest bytes, tags within 32 bits, values within 64.
-Other readers cut longer ones off, each in its own way, and would see another field or value than this one.
+Only protobuf's canonical encoding is read: numbers of the fewest bytes, tags within 32 bits, values within 64. Other
+readers cut longer ones off, each in its own way, and would see another field or value.
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,12 +59,12 @@ def written(number: int, value: int | bytes) -> bytes:
 
 
 def head(number: int, length: int, wire: int = TEXT) -> bytes:
-    """Return what comes before so many bytes of a field. wire: `TEXT`, or one of `FIXED`, which has no length."""
+    """Return the bytes before so many bytes of a field. wire: `TEXT`, or one of `FIXED`, which has no length."""
     return octets(number << 3 | wire) + (octets(length) if wire == TEXT else b"")
 
 
 def octets(value: int) -> bytes:
-    """Return a whole number, 0 or more, as it is written."""
+    """Return the encoding of a whole number, 0 or more."""
     encoded = bytearray()
     while value > 127:
         encoded.append(value & 127 | 128)
@@ -100,7 +100,7 @@ LEFT_OUT = ""  # a field that says nothing of what is computed
 
 
 class Rule(NamedTuple):
-    """What a field holds: numbers, bytes, or a message of `ALLOWED`; and whether it may be there more than once."""
+    """The content of a field: numbers, bytes, or a message of `ALLOWED`; and whether it may be repeated."""
 
     holds: str
     many: bool = False
@@ -204,11 +204,11 @@ Pieces = list[bytes | memoryview]
 
 
 def admitted(file: bytes) -> bytes:
-    """Return an ONNX file written anew, for `onnxruntime.InferenceSession`.
+    """Return an ONNX file rewritten, for `onnxruntime.InferenceSession`.
 
     Raises:
         ParameterError: the file is too large, is no canonical protobuf, or has a field, operation or domain that no
-            file of `moretta.protocols.baffle.onnx_export` has; or what was written reads otherwise.
+            file of `moretta.protocols.baffle.onnx_export` has; or the rewritten file reads otherwise.
     """
     if len(file) > LARGEST:
         raise ParameterError(f"expected an ONNX file of at most {LARGEST} bytes, got {len(file)}")
@@ -221,7 +221,7 @@ def admitted(file: bytes) -> bytes:
 
 
 def _again(kind: str, data: memoryview, depth: int) -> tuple[Pieces, int]:
-    """Return a message's allowed fields as they are written, in pieces, and how many bytes these are."""
+    """Return a message's allowed fields in their encoding, in pieces, and their number of bytes."""
     if depth > DEEPEST:
         raise ParameterError(f"this ONNX file has more than {DEEPEST} messages within each other; export it again")
     pieces, length, seen = Pieces(), 0, set[int]()
@@ -245,7 +245,7 @@ def _again(kind: str, data: memoryview, depth: int) -> tuple[Pieces, int]:
 
 
 def _field(rule: Rule, number: int, wire: int, value: int, part: memoryview, depth: int) -> tuple[Pieces, int]:
-    """Return a field as it is written, and how many bytes that is. Raises ParameterError for one of another kind."""
+    """Return a field's encoding and its number of bytes. Raises ParameterError for one of another kind."""
     if rule.holds in WIRES:
         new: Pieces = [_numbers(rule, number, wire, value, part)]
         return new, len(new[0])
@@ -257,7 +257,7 @@ def _field(rule: Rule, number: int, wire: int, value: int, part: memoryview, dep
 
 
 def _numbers(rule: Rule, number: int, wire: int, value: int, part: memoryview) -> bytes:
-    """Return a field of numbers as it is written: alone, or packed."""
+    """Return the encoding of a field of numbers: alone, or packed."""
     own = WIRES[rule.holds]
     packed = wire == TEXT and rule.many
     if wire != own and not packed:

@@ -1,1 +1,1 @@
-"""What a silo of BAFFLE computes and sends. No module here needs PyTorch."""
+"""The computations and messages of a BAFFLE silo. No module here needs PyTorch."""

@@ -59,11 +59,11 @@ class LayerBlock:
 
     @property
     def scalars(self) -> int:
-        """How many scalars are uploaded; of units none."""
+        """The number of uploaded scalars, 0 for units."""
         return self.repeats * self.pieces
 
     def moves(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """Return how many moves a round has."""
+        """Return the number of a round's moves."""
         return shapes[self.tensors[0]][0] if self.kind == "units" else self.scalars
 
     def signs(self, shapes: Mapping[str, tuple[int, ...]], key: bytes) -> Signs:
@@ -134,7 +134,7 @@ class Rule:
     linear: str = "scalars"
 
     def block(self, name: str, kind: Kind, tensors: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> LayerBlock:
-        """Return a block with its moves. Raises `moretta.errors.ParameterError` for one that no pattern names."""
+        """Return a block with its moves. Raises `moretta.errors.ParameterError` for one that matches no pattern."""
         shape = shapes[tensors[0]]
         if kind == "units":
             return LayerBlock(name, kind, tuple(tensors))
@@ -149,7 +149,7 @@ class Rule:
         return LayerBlock(name, kind, tuple(tensors), -(-k // pieces), pieces)
 
     def check(self, blocks: Sequence[LayerBlock], shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Raise `moretta.errors.ParameterError` unless blocks that another role made are those of this rule."""
+        """Raise `moretta.errors.ParameterError` unless another role's blocks follow this rule."""
         names = [name for block in blocks for name in block.tensors]
         if sorted(names) != sorted(shapes):
             raise ParameterError("the blocks of this cut model leave trained tensors out, or have them twice")
@@ -168,14 +168,14 @@ class Rule:
 
 @runtime_checkable
 class MovesBlocks(Protocol):
-    """A `moretta.protocols.baffle.silo.forward.Forward` that keeps layers' outputs and runs what comes after one."""
+    """A `moretta.protocols.baffle.silo.forward.Forward` that keeps layers' outputs and runs the part after one."""
 
     layout: Layout
     blocks: tuple[LayerBlock, ...]
 
     @property
     def rows_at_once(self) -> int | None:
-        """How many rows at most to start with; None is any number."""
+        """The most rows to start with; None for any number."""
 
     def start(self, at: Array, x: Array) -> Array:
         """Run a batch forward at flat parameters and keep what moves need. Returns the outputs, [rows, outputs]."""
@@ -187,11 +187,11 @@ class MovesBlocks(Protocol):
         """
 
     def inputs(self, block: LayerBlock) -> Array:
-        """Return what a layer of units reads, float[rows, n]."""
+        """Return the inputs of a layer of units, float[rows, n]."""
 
 
 class Differences(NamedTuple):
-    """What a batch's forward passes give.
+    """The result of a batch's forward passes.
 
     derivatives: x of each move and row, float64[moves, rows]. losses: the rows', float64[rows]. estimate: of the layers
     of units, float64[n] of the flat parameters and zero elsewhere; None without such layers.
@@ -203,7 +203,7 @@ class Differences(NamedTuple):
 
 
 def stretches(count: int, together: int) -> Iterator[slice]:
-    """Yield 0 .. count in stretches of so many at most: moves that go on together."""
+    """Yield 0 .. count in stretches of at most `together` moves."""
     return (slice(start, min(start + together, count)) for start in range(0, count, together))
 
 
@@ -231,6 +231,6 @@ def gradient(
 
 
 def whole_of(layout: Layout, tensors: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Return tensors as one flat array, float64[n], with zeros for those that are not there."""
+    """Return tensors as one flat array, float64[n], with zeros for missing ones."""
     zeros = (np.zeros(shape) if name not in tensors else tensors[name] for name, shape in layout.shapes.items())
     return np.concatenate([np.ravel(tensor) for tensor in zeros])

@@ -47,7 +47,7 @@ from moretta.secure_aggregation.sums import Query, query_of
 
 
 def noise_of(setup: SiloSetup, root: SecretRoot) -> SiloNoise | None:
-    """Return what adds the noise of a silo; None where it adds none. root: what lots and noise derive from."""
+    """Return the noise of a silo; None without any. root: of lots and noise."""
     if setup.privacy is None:
         return None
     return SiloNoise(setup.privacy, len(setup.x), setup.batch_size, root, setup.bound, setup.groups)
@@ -61,11 +61,11 @@ def noised_mean(
     sizes: Sequence[int] = (),
     sums: Sums | None = None,
 ) -> NDArray[np.float64]:
-    """Return what is uploaded, float64[K], of the rows' scalars [K, rows]. encoding: how the sum will be rounded.
+    """Return the upload, float64[K], of the rows' scalars [K, rows]. encoding: how the sum will be rounded.
 
-    sizes: how many rows each contribution has, one after the other, whose mean is clipped; () is one row each. sums: as
-    of `moretta.protocols.common.noise.SiloNoise.noised`.
-    A row whose scalars are not finite counts as 0, so that nobody learns that it makes the model overflow.
+    sizes: the consecutive rows of each contribution, whose mean is clipped; () is one row each. sums: as of
+    `moretta.protocols.common.noise.SiloNoise.noised`. A row whose scalars are not finite counts as 0, so that nobody
+    learns that it makes the model overflow.
     """
     exact = np.where(np.isfinite(derivatives).all(axis=0), derivatives, 0.0)
     if len(sizes) < exact.shape[1]:
@@ -84,15 +84,15 @@ class NotFinite(RowsError):
 
 
 class Client:
-    """Answers `Estimate` with the loss differences of its batch, or its estimate, or at the epoch level its steps' sum.
+    """Answers `Estimate` with its batch's loss differences, or its estimate, or at the epoch level its summed steps.
 
     Args:
-        setup: what the silo needs to take part.
+        setup: the silo's input.
         recipe: of its uploads.
-        forward: what runs the model; where None, `load` makes it from the ONNX graph that the server sends at set-up.
-        insecure: for tests, the root that all secrets follow from; None draws them from the operating system.
+        forward: runs the model; if None, `load` makes it from the ONNX graph that the server sends at set-up.
+        insecure: for tests, the root of all secrets; None draws them from the operating system.
         runs: `RUNS_TORCH`, or the precision of the graph.
-        model: a digest of what `forward` computes apart from its parameters, to which noise is bound; for a graph from
+        model: a digest of `forward`'s computation apart from its parameters, to which noise is bound; for a graph from
             the server, the graph's.
         combine: adds the silo's own directions up, on a device perhaps.
     """
@@ -125,13 +125,13 @@ class Client:
         return answer
 
     def privacy(self) -> Mapping[str, float | str]:
-        """Return the privacy of the silo's own rows, by its own count of releases; nothing without noise."""
+        """Return the privacy of the silo's own rows, by its own count of releases; empty without noise."""
         if self._private is None:
             return {}
         return self._private.facts(without_noise(self._rows.answers.names(self._private.releases.run)))
 
     def first_batch(self, dtype: DTypeLike) -> tuple[Array, Array]:
-        """Return inputs and targets of the first round, by which memory is measured."""
+        """Return inputs and targets of the first round, for measuring memory."""
         return self._rows.take(self._rows.batches.of_round(1), dtype)
 
     def _answer(self, message: Message) -> Message:
@@ -216,7 +216,7 @@ class Client:
             return self._contributor.upload(ask.stamp, tensors | statistics, len(index), ask.encoding, asked=about)
 
     def _statistics(self, forward: Forward, work: LossWork | BlockWork) -> dict[str, Array]:
-        """Return those of BatchNorm at the parameters themselves, where they go up."""
+        """Return BatchNorm's statistics at the unmoved parameters, if they are uploaded."""
         if not self._recipe.batch_statistics or not isinstance(forward, Normalises):
             return {}
         with self.phase("local_forward"):
@@ -224,7 +224,7 @@ class Client:
         return {f"{BUFFER}{name}": value for name, value in statistics.items()}
 
     def _asked(self, ask: Estimate, *, whole: bool) -> Query:
-        """Return what an upload answers: the ask, what the set-up agreed on, and the seed of the directions.
+        """Return the query of an upload: the ask, the set-up's agreement, and the seed of the directions.
 
         whole: the same rows in each take. Under noise never: each take has noise of its own, and is counted.
         """
@@ -239,7 +239,7 @@ class Client:
     ) -> tuple[Estimated, Estimated | None, Estimated]:
         """Return the batch's x_k, float64[K], the estimate of layers of units, float64[n], if any, and the loss.
 
-        The loss is followed by the mean weight of rows where classes have weights.
+        The loss is followed by the mean weight of rows if classes have weights.
         """
         means, loss, estimate = differences.derivatives.mean(axis=1), differences.losses.mean(), differences.estimate
         weights = self._recipe.loss.weights(work.targets)
@@ -300,7 +300,7 @@ class Client:
         return self._private.rows_of_lot(*self._private.purpose(ask.stamp, *self._follows_from(ask, seed)))
 
     def _upload_epochs(self, ask: Estimate, forward: Forward, purpose: tuple[int | str | bytes, ...]) -> Message:
-        """Take steps along one's own estimates, and upload the difference: with the mean loss, or with noise alone."""
+        """Take steps along the silo's own estimates, and upload the difference: with the mean loss, or noise alone."""
         about = self._asked(ask, whole=self._private is None)
         try:
             difference, loss = self._own_steps(ask, forward, purpose)
@@ -352,7 +352,7 @@ class Client:
         return {"at": at, "loss": float(total), "counted": float(counted), "steps": steps, **moments}
 
     def _score(self, ask: Question) -> Message:
-        """Upload what the trained parameters score on the rows held back, as many at a time as a round's batch."""
+        """Upload the trained parameters' score on the held-out rows, a batch's rows at a time."""
         forward, rows, held_out = self._forward, self._rows, self._rows.scored(ask)
         if forward is None:
             raise MisuseError("was asked for a score before the set-up")

@@ -120,7 +120,7 @@ class Directions:
         return np.rint(np.ldexp(coefficients, bits)).astype(np.int64), bits
 
     def tables(self, whole: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return what each byte of a block's signs adds to a sum over its directions, int64[blocks, 256]."""
+        """Return each byte's contribution to a sum over a block's directions, int64[blocks, 256]."""
         padded = np.concatenate([whole, np.zeros(-len(whole) % BLOCK, dtype=np.int64)]).reshape(-1, BLOCK)
         return np.asarray(padded @ _SIGNS.T)
 
@@ -220,5 +220,5 @@ def _parity(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def order_of(count: int) -> int:
-    """Return B, the order of the Hadamard matrix that so many orthogonal directions need."""
+    """Return B, the order of the Hadamard matrix for `count` orthogonal directions."""
     return max(BLOCK, 1 << (count - 1).bit_length())

@@ -47,12 +47,12 @@ Combine = Callable[[Directions, NDArray[np.float64]], NDArray[np.float64]]
 
 
 def directions_of(form: Form, k: int) -> int:
-    """Return how many directions K stands for: as many as there are scalars to upload."""
+    """Return the number of directions, and of uploaded scalars, for K."""
     return 2 * k if form == "twice-forward" else k
 
 
 def forwards_of(form: Form, k: int) -> int:
-    """Return how many times a batch goes through the model."""
+    """Return the number of a batch's forward passes."""
     return {"mean": k, "base": k + 1, "twice-forward": 2 * k + 1, "central": 2 * k}[form]
 
 
@@ -63,7 +63,7 @@ Derivatives = tuple[NDArray[np.float64], NDArray[np.float64]]
 def differences(
     form: Form, sigma: float, directions: Directions, forward: Forward, loss: RowLosses, at: Array, x: Array, y: Array
 ) -> Derivatives:
-    """Return those of a batch. at: w, flat. x, y: the batch, as `Forward.outputs` and `RowLosses` take them."""
+    """Return a batch's derivatives. at: w, flat. x, y: the batch, as `Forward.outputs` and `RowLosses` take them."""
     return differences_together(form, sigma, directions, forward, loss, at, [(x, y)])[0]
 
 
@@ -76,9 +76,9 @@ def differences_together(
     at: Array,
     batches: Sequence[tuple[Array, Array]],
 ) -> list[Derivatives]:
-    """Return the same of several silos' batches, all in directions that are made once: bit for bit as one by one.
+    """Return the same for several silos' batches, with directions made once: bit for bit as one by one.
 
-    batches: of which each has so many rows that the forward pass runs as many directions at once.
+    batches: each with so many rows that the forward pass runs as many directions at once.
     """
 
     def losses(distance: float) -> list[NDArray[np.float64]]:
@@ -117,9 +117,9 @@ def gradient(
 
 
 def check_sigma(sigma: float, at: Array) -> None:
-    """Raise `moretta.errors.ParameterError` where sigma vanishes in the parameters' rounding; says which sigma works.
+    """Raise `moretta.errors.ParameterError`, with a sigma that works, if sigma vanishes in the parameters' rounding.
 
-    It works where, of 100 parameters, 99 move by sigma to a quarter's precision.
+    It works if, of 100 parameters, 99 move by sigma to a quarter's precision.
     """
     if _moves(sigma, at):
         return
@@ -148,7 +148,7 @@ ESTIMATE, SPOKEN = "estimate", "spoken"
 
 @dataclass(frozen=True)
 class Parts:
-    """Which entries of the flat parameters are estimated.
+    """The estimated entries of the flat parameters.
 
     slices: of the flat array, in its order, without overlap. length: of the whole flat array, n.
     """
@@ -158,7 +158,7 @@ class Parts:
 
     @classmethod
     def of(cls, layout: Layout, names: Collection[str] | None = None) -> Parts:
-        """Return those of some trained tensors, or of all. names: of `Layout.shapes`."""
+        """Return the parts of some trained tensors, or of all. names: of `Layout.shapes`."""
         unknown = set(names or ()) - set(layout.shapes)
         if unknown:
             raise MisuseError(f"expected names of trained tensors, got {sorted(unknown)!r:.200}")
@@ -168,22 +168,22 @@ class Parts:
 
     @property
     def size(self) -> int:
-        """How many entries are estimated."""
+        """The number of estimated entries."""
         return sum(part.stop - part.start for part in self.slices)
 
     def shapes(self, spoken: int) -> Shapes:
-        """Return the shapes of an upload. spoken: how many numbers a silo says beside its estimate, perhaps none."""
+        """Return the shapes of an upload. spoken: the numbers beside a silo's estimate, perhaps none."""
         return {ESTIMATE: (self.size,)} | ({SPOKEN: (spoken,)} if spoken else {})
 
     def taken(self, flat: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the parts of a flat array [n], one behind the other."""
+        """Return the parts of a flat array [n], concatenated."""
         return np.concatenate([flat[part] for part in self.slices])
 
     def tensors(self, silo: str, estimate: NDArray[np.floating], spoken: NDArray[np.float64]) -> dict[str, Array]:
-        """Return what a silo uploads.
+        """Return a silo's upload.
 
-        estimate: of the parts one behind the other, float32 or float64 [size]; not copied. spoken: beside it, [any].
-        Raises `moretta.errors.ParameterError` where a number is not finite: nothing is sent then.
+        estimate: of the concatenated parts, float32 or float64 [size]; not copied. spoken: beside it, [any]. Raises
+        `moretta.errors.ParameterError` if a number is not finite: nothing is sent then.
         """
         if estimate.shape != (self.size,):
             raise MisuseError(f"expected an estimate of {self.size} parameters, got shape {list(estimate.shape)}")
@@ -195,9 +195,9 @@ class Parts:
         return {ESTIMATE: estimate} | ({SPOKEN: spoken} if spoken.size else {})
 
     def read(self, total: Sum) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-        """Return the silos' mean estimate, float64[n], what they said, and the sum's step.
+        """Return the silos' mean estimate, float64[n], their further numbers, and the sum's step.
 
-        The estimate is 0 where nothing was estimated. The step bounds the error that fixed point adds to an entry.
+        The estimate is 0 outside the parts. The step bounds the error that fixed point adds to an entry.
         """
         mean = total.means[ESTIMATE]
         if self.size < self.length:

@@ -24,10 +24,10 @@ from moretta.secure_aggregation.keystream import digest_of, encode_parts
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each trained tensor lies in the flat array: in the order of `shapes`, each in C order, without gaps.
+    """The places of trained tensors in the flat array: in the order of `shapes`, each in C order, without gaps.
 
-    shapes: of the trained tensors, by PyTorch's names. dtype: "float32" or "float64".
-    fixed: SHA-256 of what is not trained, names, shapes, dtypes and values.
+    shapes: of the trained tensors, by PyTorch's names. dtype: "float32" or "float64". fixed: SHA-256 of the untrained
+    tensors' names, shapes, dtypes and values.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -52,12 +52,12 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """How many entries the flat array has."""
+        """The number of entries in the flat array."""
         return sum(math.prod(shape) for shape in self.shapes.values())
 
     @property
     def digest(self) -> str:
-        """SHA-256 in hex of names, shapes, dtype and what is fixed; two exports of one model have the same."""
+        """SHA-256 in hex of names, shapes, dtype and fixed tensors; two exports of one model have the same."""
         parts = [part for name, shape in self.shapes.items() for part in (name, str(tuple(shape)))]
         return hashlib.sha256(encode_parts("baffle layout", self.dtype, *parts, self.fixed)).hexdigest()
 
@@ -72,10 +72,10 @@ class Layout:
 
 @runtime_checkable
 class Perturbs(Protocol):
-    """A `Forward` that perturbs parameters itself, where its model is."""
+    """A `Forward` that perturbs parameters itself, on its model's device."""
 
     def perturbed(self, directions: Directions, at: Array, distance: float, rows: int) -> Iterator[Any]:
-        """Yield `at` + distance d_k as `Directions.perturbed` does, in what `outputs` takes, for a batch of `rows`."""
+        """Yield `at` + distance d_k as `Directions.perturbed` does, in the form of `outputs`, for a batch of `rows`."""
 
 
 @runtime_checkable

@@ -20,20 +20,20 @@ class Commit(Message):
 
 @message("baffle/committed")
 class Committed(Message):
-    """The commitment, and what the silo runs: "torch", or the precision of the ONNX graph that it needs."""
+    """The commitment, and the silo's runner: "torch", or the precision of the ONNX graph that it needs."""
 
     commitment: Digest
     runs: str
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` for a silo that runs something else."""
+        """Raise `moretta.errors.PeerError` for a silo with another runner."""
         if self.runs not in RUNS:
             raise PeerError(f"{self.TAG}: expected a silo that runs {', '.join(RUNS)}, got {self.runs!r:.80}")
 
 
 @message("baffle/reveal")
 class Reveal(Message):
-    """Everybody is committed, the server too: reveal your contribution."""
+    """All roles have committed, the server too: reveal your contribution."""
 
     commitments: Digests
 
@@ -47,10 +47,9 @@ class Revealed(Message):
 
 @message("baffle/agree")
 class Agree(Message):
-    """All contributions, from which the seed follows, and what is trained.
+    """All contributions, from which the seed follows, and the trained model.
 
     layout: `moretta.protocols.baffle.silo.forward.Layout.digest`. graph: uint8[bytes], for a silo that runs ONNX.
-    graphs: SHA-256 of the graph in each precision that a silo of the cohort runs.
     """
 
     contributions: Digests

@@ -73,11 +73,11 @@ class LocalSteps:
 
     @property
     def finite(self) -> bool:
-        """Whether all moments are; one that is infinite would stop its parameter in all rounds that follow."""
+        """Whether all moments are finite; an infinite one would stop its parameter in all later rounds."""
         return bool(np.isfinite(self._now).all())
 
     def state(self) -> State:
-        """Return the moments and counts of Adam, bytes alone, as an edge client's state has them; else nothing."""
+        """Return Adam's moments and counts, all as bytes in an edge client's state; else nothing."""
         if not self._adam:
             return {}
         counts = COUNTS.pack(self._round, self._before, self._done, self._now.itemsize)
@@ -94,15 +94,15 @@ class LocalSteps:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The settings of `moretta.protocols.baffle.params.BAFFLE` that a silo needs, each as there.
+    """The settings of `moretta.protocols.baffle.params.BAFFLE` that a silo needs, with the same meanings.
 
     `loss`: of a row. `most`: the largest K. `own_directions`: whether each silo draws its own and uploads its estimate.
     `clip_entry`: the largest entry of a silo's estimate, 0 for any. `augment`: how images of a batch are varied
-    (`augmentation.cropped`), empty: not. `batch_statistics`: whether those of BatchNorm go up too. At the epoch level
-    alone: local_epochs; rates, the learning rate of each round; adam, whether steps are Adam's, of these betas, else
-    SGD's; weight_decay; clip_norm, the largest norm of a step's gradient, 0 for any. `rule`: of blocks of layers that
-    move one after the other; None where all parameters move at once. `checkpoint_minutes`: None keeps nothing within a
-    round. `blocks`: of the model, once it is known; `most` is then how many moves a round has.
+    (`augmentation.cropped`), empty for none. `batch_statistics`: whether BatchNorm's are uploaded too. At the epoch
+    level alone: local_epochs; rates, the learning rate of each round; adam, whether steps are Adam's, of these betas,
+    else SGD's; weight_decay; clip_norm, the largest norm of a step's gradient, 0 for any. `rule`: of blocks of layers
+    that move one after the other; None if all parameters move at once. `checkpoint_minutes`: None saves nothing within
+    a round. `blocks`: of the model, once known; `most` is then the number of a round's moves.
     """
 
     form: Form
@@ -132,7 +132,7 @@ class Recipe:
 
     @property
     def scalars(self) -> int:
-        """How many scalars a round of blocks uploads."""
+        """The number of scalars that a round of blocks uploads."""
         return sum(block.scalars for block in self.blocks)
 
     @property
@@ -145,7 +145,7 @@ class Recipe:
         return tuple(key_of(seed, number, *purpose) for number in range(len(self.blocks)))
 
     def steps(self) -> LocalSteps:
-        """Return what takes a silo's own steps at the epoch level."""
+        """Return the stepper of a silo's own steps at the epoch level."""
         return LocalSteps(adam=self.adam, decay=self.weight_decay, clip=self.clip_norm, betas=self.betas)
 
     def directions(self, k: int, size: int, seed: bytes, *purpose: int | str | bytes) -> Directions:
@@ -159,7 +159,7 @@ class Recipe:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Recipe:
-        """Return the settings that JSON made of some (`dataclasses.asdict`)."""
+        """Return the settings of their JSON (`dataclasses.asdict`)."""
         rule = values["rule"]
         moves = rule and tuple((str(pattern), int(count)) for pattern, count in rule["k"])
         built = {"loss": RowLosses(**frozen(values["loss"])), "rule": rule and Rule(**rule | {"k": moves})}
@@ -168,13 +168,13 @@ class Recipe:
 
 @dataclass(frozen=True)
 class EdgeSettings:
-    """What an edge client's process is sent, but for its rows and secrets, which travel beside it.
+    """The input of an edge client's process, without its rows and secrets, which travel beside it.
 
     Args:
         setup: of the silo.
         recipe: of its uploads.
         precision: of the graph that it runs.
-        memory_limit_mib: the most memory that it may take.
+        memory_limit_mib: its largest memory.
         micro_batch: rows that run at a time; None: as many as fit, or without a limit 4.
     """
 

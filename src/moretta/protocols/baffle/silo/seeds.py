@@ -34,7 +34,7 @@ SERVER = "server"  # no silo's name
 
 
 def parameter_hash(layout: Layout, parameters: Array) -> bytes:
-    """Return SHA-256 over the layout and the flat parameters: which model a round is about."""
+    """Return SHA-256 over the layout and the flat parameters, which identifies a round's model."""
     digest = hashlib.sha256(encode_parts("baffle parameters", layout.digest, parameters.dtype.str))
     digest.update(np.ascontiguousarray(parameters).data)
     return digest.digest()
@@ -43,7 +43,7 @@ def parameter_hash(layout: Layout, parameters: Array) -> bytes:
 class Seed:
     """One role's part in agreeing on the seed, and the seed.
 
-    name: of the silo, or `SERVER`. root: what its contributions follow from. run, cohort: see `begin`.
+    name: of the silo, or `SERVER`. root: of its contributions. run, cohort: see `begin`.
     """
 
     def __init__(self, name: str, root: SecretRoot) -> None:
@@ -62,7 +62,7 @@ class Seed:
         return commitment(self._name, self._contribution)
 
     def reveal(self, commitments: Mapping[str, bytes]) -> bytes:
-        """Return this role's contribution, given everybody's commitments. Raises `moretta.errors.PeerError`."""
+        """Return this role's contribution, given all commitments. Raises `moretta.errors.PeerError`."""
         own = commitment(self._name, self._contribution)
         if commitments.get(self._name) != own or set(commitments) != self._names | {SERVER}:
             raise PeerError(
@@ -88,11 +88,11 @@ class Seed:
         return hashlib.sha256(self.seed).digest()
 
     def own(self) -> bytes:
-        """Return what this role's own directions follow from, a secret that no message carries."""
+        """Return the secret of this role's own directions, which no message carries."""
         return self._root.derive("baffle own directions")
 
     def state(self) -> State:
-        """Return the root, and for which commitments its contributions were revealed."""
+        """Return the root, and the commitments for which its contributions were revealed."""
         revealed = {f"revealed-for/{key}": value for key, value in self._revealed_for.items()}
         return {"secret_root": self._root.reveal(), **revealed}
 
@@ -108,7 +108,7 @@ def commitment(name: str, contribution: bytes) -> bytes:
 
 
 def seed_of(contributions: Mapping[str, bytes]) -> bytes:
-    """Return the seed that follows from all roles' contributions."""
+    """Return the seed of all roles' contributions."""
     joined = hashlib.sha256(_in_order(contributions)).digest()
     return derive(joined, "baffle seed", _digest_of(contributions.keys() - {SERVER}))
 

@@ -1,6 +1,6 @@
-"""What a silo computes of its batch in a round, alone or together with other silos: losses of moved parameters.
+"""A silo's computations on its batch in a round, alone or with other silos: losses of moved parameters.
 
-`differences` has what they differ by as one block after the other moves (`moretta.protocols.baffle.silo.blocks`).
+`differences` has their differences as one block after the other moves (`moretta.protocols.baffle.silo.blocks`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from moretta.protocols.baffle.silo.recipe import Recipe
 class LossWork:
     """The losses of a silo's batch in all directions of a round, which all silos of a cohort share.
 
-    directions: makes them. about: what they follow from. combine: adds them up.
+    directions: makes them. about: their inputs. combine: adds them up.
     """
 
     recipe: Recipe
@@ -49,7 +49,7 @@ class LossWork:
         return self.together([self])[0]
 
     def together(self, works: Sequence[LossWork]) -> list[Differences]:
-        """Return those of several silos, whose directions are made once."""
+        """Return the same for several silos, with directions made once."""
         recipe, batches = self.recipe, [(work.inputs, work.targets) for work in works]
         with self.phase("local_forward"):
             differences = differences_together(
@@ -58,7 +58,7 @@ class LossWork:
         return [Differences(derivatives, losses) for derivatives, losses in differences]
 
     def gradient(self, means: NDArray[np.float64], estimate: NDArray[np.float64] | None) -> NDArray[np.float64]:
-        """Return the estimate that the mean x_k give, float64[n]."""
+        """Return the estimate from the mean x_k, float64[n]."""
         return gradient(self.recipe.form, means, self.directions(), self.combine)
 
 
@@ -85,20 +85,20 @@ class BlockWork:
         return self.together([self])[0]
 
     def together(self, works: Sequence[BlockWork]) -> list[Differences]:
-        """Return those of several silos."""
+        """Return the same for several silos."""
         batches = [(work.inputs, work.targets) for work in works]
         with self.phase("local_forward"):
             return differences(self.recipe, self.forward, self.at, batches, self.keys)
 
     def gradient(self, means: NDArray[np.float64], estimate: NDArray[np.float64] | None) -> NDArray[np.float64]:
-        """Return the estimate that the moves' mean x and that of layers of units give, float64[n]."""
+        """Return the estimate from the moves' mean x and that of layers of units, float64[n]."""
         return blocks.gradient(self.recipe.blocks, self.forward.layout, means, estimate, self.keys)
 
 
 def differences(
     recipe: Recipe, forward: MovesBlocks, at: Array, batches: Sequence[tuple[Array, Array]], keys: Sequence[bytes]
 ) -> list[Differences]:
-    """Return those of several silos' batches, which go through the model as one: rows do not affect each other.
+    """Return several silos' differences from one pass over all their rows, which do not affect each other.
 
     at: w, flat. batches: x and y, as `Forward.outputs` and `RowLosses` take them. keys: of each block's signs.
     """
@@ -149,7 +149,7 @@ def _add_up(
     inputs: Array,
     silo_of: NDArray[np.intp],
 ) -> None:
-    """Add rows' slopes of units times what the layer read to each silo's sums. silo_of: of each row."""
+    """Add rows' slopes of units times the layer's inputs to each silo's sums. silo_of: of each row."""
     for silo in np.unique(silo_of):
         own = silo_of == silo
         products = slopes[:, own] @ inputs[own].astype(np.float64), slopes[:, own].sum(axis=1)
