@@ -54,16 +54,13 @@ def test_a_round_that_costs_more_is_refused_with_the_noise_that_all_rounds_need(
 
 
 def test_a_silo_uploads_nothing_that_would_pass_the_budget() -> None:
-    """Whatever the server says: it counts the sums that it helped to open."""
+    """Whatever the server says: it counts the uploads that it sent."""
     most = (epsilon(1.0, 1e-5, 0.25, 2) + epsilon(1.0, 1e-5, 0.25, 3)) / 2
     silo = SiloNoise(Privacy(1.0, 1.0, 1e-5, most=most), 20, 5, SecretRoot.insecure(0, "north"), b"")
     for number in (1, 2):
         silo.uploading(Stamp("run", number, 0), b"upload")
-        silo.releases.counted.add(Stamp("run", number, 0), b"upload", "north")
     silo.uploading(Stamp("run", 2, 1), b"upload")  # the same again, in another attempt
-    with pytest.raises(
-        ParameterError, match="is spent by the sums that this silo has helped to open; nothing was sent"
-    ):
+    with pytest.raises(ParameterError, match="is spent by the uploads that this silo has sent; nothing was sent"):
         silo.uploading(Stamp("run", 2, 0), b"other")
     with pytest.raises(ParameterError, match="is spent"):
         silo.uploading(Stamp("run", 3, 0), b"upload")

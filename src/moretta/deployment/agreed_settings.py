@@ -60,6 +60,8 @@ def pinned_settings(run: RunFile) -> Settings:
         for name, section in sections.items()
         if name != "model"
     }
+    if run.protocol.privacy is not None:
+        pinned["protocol"]["dp-unit"] = run.protocol.privacy.unit  # which `local-epochs` may change, and with it q
     if run.table is not None:
         pinned["schema"] = {"order": list(sections["columns"])}
     return pinned

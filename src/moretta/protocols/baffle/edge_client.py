@@ -62,11 +62,11 @@ def privacy_of(setup: SiloSetup, state: State, left_out: str) -> Mapping[str, fl
     own = noise_of(setup, SecretRoot(state["private/secret_root"])) if setup.privacy else None
     if own is None:
         return {}
-    own.releases.counted.restore({"releases": state["private/releases"]})
+    own.releases.restore({"releases": state["private/releases"]})
     try:
         return own.facts(left_out)
     except MissingExtra as error:
-        return {"releases": float(own.releases.counted.count), "epsilon_is_not_stated": str(error)}
+        return {"releases": float(own.releases.count), "epsilon_is_not_stated": str(error)}
 
 
 def edge_client(protocol: BAFFLE, setup: SiloSetup, engine: Engine, insecure: SecretRoot | None) -> ChildClient:

@@ -27,7 +27,6 @@ from moretta.protocols.common.accountant import Accountant, excess_of
 from moretta.protocols.common.clipping import SummedStep
 from moretta.protocols.common.enrolment import Enrolment
 from moretta.protocols.common.losses import usable_density
-from moretta.protocols.common.releases import counted
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.training import Training
 from moretta.secure_aggregation.sums import Sum, query_of
@@ -105,7 +104,7 @@ class Server:
         )
         exchange = aggregation.sum(ask, request, query_of(ask, *self._enrolment.agreed, self._seed.seed).digest)
         if self._accountant is not None:  # another cohort has another seed, and so other noise on other scalars
-            exchange = counted(exchange, self._accountant.releases, now, ask.parameter_hash, self._seed.seed, k)
+            exchange = self._accountant.counted(exchange, now, ask.parameter_hash, self._seed.seed, k)
         total = yield from exchange
         if isinstance(total, Aborted):
             return total

@@ -9,7 +9,7 @@ AISTATS 2022: of one number, whatever the dimension). Google's dp-accounting bou
 Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (PoPETs 2022), and composes it by convolution. Epsilons above 100 are Renyi
 bounds in whole orders (Mironov, Talwar, Zhang 2019; Canonne, Kamath, Steinke, NeurIPS 2020): larger, and at no cost. A
 release is a noised sum that may have been opened, so a round has one, or several where it was repeated with other
-rows and other noise (`moretta.protocols.common.releases`).
+rows or other noise (`moretta.protocols.common.releases`).
 
 In a round of n silos, up to T may be lost, and c collude with the server. In a sum over K of them the others' noise has
 a variance of sigma^2 C^2 or more for every K (`moretta.secure_aggregation.removable_noise`), so each silo's part that
@@ -33,9 +33,15 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.messages import Stamp
+from moretta.contract.roles import Ask, Exchange
 from moretta.errors import MissingExtra, ParameterError, RunFailed
 from moretta.protocols.common.lattice import Lattice, Privacy
-from moretta.protocols.common.releases import Releases
+from moretta.protocols.common.releases import R, Releases, watched
+from moretta.secure_aggregation.additive import AddedShares, SealedShares
+from moretta.secure_aggregation.pairwise import MaskedUpload
+from moretta.secure_aggregation.plain import PlainUpload
+from moretta.secure_aggregation.unmasking import Confirmed, SelfMaskShares
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -196,6 +202,25 @@ class Accountant:
         request = aggregator.want(shapes, dict.fromkeys(shapes, limit), most_weight)
         lattice.check(request.fraction_bits, most_weight)
         return replace(request, noise=lattice.noise) if self.privacy.noise else request
+
+    def counted(self, exchange: Exchange[R], now: Stamp, *of: int | str | bytes) -> Exchange[R]:
+        """Play the exchange of a sum, and count its take before what opens it is asked for.
+
+        of: what the uploads follow from, as the server knows it. Who was asked for them is added, except where each
+        upload is seen by itself: then it does not matter who else was asked.
+        """
+        if self.privacy.unit == "silo":  # asked for again, an update may differ, and has other noise then
+            of = (*of, self.releases.count)
+        cohort = list[str]()
+
+        def note(ask: Ask) -> None:
+            nonlocal cohort
+            if issubclass(ask.reply, MaskedUpload | SealedShares):
+                cohort = sorted(ask.messages)
+            elif issubclass(ask.reply, PlainUpload | Confirmed | SelfMaskShares | AddedShares):
+                self.releases.add(now, *of, *cohort)
+
+        return watched(exchange, note)
 
     def allows(self, releases: int) -> bool:
         """Return whether epsilon stays within its bound after these releases."""

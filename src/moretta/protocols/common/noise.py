@@ -19,7 +19,7 @@ from moretta.errors import ParameterError
 from moretta.protocols.common.accountant import Accountant
 from moretta.protocols.common.batches import Lots, Purpose, purpose_of
 from moretta.protocols.common.lattice import Lattice, Privacy
-from moretta.protocols.common.releases import OwnReleases
+from moretta.protocols.common.releases import Releases
 from moretta.secure_aggregation.discrete_gaussian import discrete_gaussian
 from moretta.secure_aggregation.encoding import unpacked
 from moretta.secure_aggregation.keyed_sums import Contributor
@@ -63,8 +63,8 @@ class SiloNoise:
         settings: A digest of all settings of uploads, to which lots and noise are bound.
         groups: The rows of each group, if the unit is a group; lots are then of groups.
 
-    lot: the expected lot, L_k. rate: q_k, the chance of a row, or a group, to be in it. releases: those that the silo
-    helped to open. removable: the removable parts of the last noise.
+    lot: the expected lot, L_k. rate: q_k, the chance of a row, or a group, to be in it. releases: the silo's uploads.
+    run: of the last one. removable: the removable parts of the last noise.
     """
 
     def __init__(
@@ -80,7 +80,8 @@ class SiloNoise:
         self.removable: Removable | None = None
         self._groups = [np.array(rows, dtype=np.int64) for rows in groups]
         self._lots = Lots(1, 1) if privacy.unit == "silo" else Lots(len(groups) or rows, batch_size)
-        self.lot, self.rate, self.releases = self._lots.expected, self._lots.rate, OwnReleases()
+        self.lot, self.rate = self._lots.expected, self._lots.rate
+        self.releases, self.run = Releases(), ""
 
     def purpose(self, now: Stamp, *of: int | str | bytes) -> Purpose:
         """Return the purpose of one upload's lot and noise. of: see `purpose_of`."""
@@ -103,20 +104,21 @@ class SiloNoise:
         parts = [rows[stream.permutation(len(rows))[:most]] for rows in (self._groups[index] for index in drawn)]
         return np.concatenate([drawn[:0], *parts]), list(map(len, parts))
 
-    def uploading(self, now: Stamp, *of: int | str | bytes) -> None:
-        """Note an upload before it is sent. of: see `moretta.protocols.common.releases.Releases.add`.
+    def uploading(self, now: Stamp, *of: int | str | bytes, sums: Sums | None = None) -> None:
+        """Count an upload before it is sent. of: see `moretta.protocols.common.releases.Releases.add`.
 
         Raises `moretta.errors.ParameterError` if its sum would exceed the bound of epsilon. The silo's own count
-        decides, not the server's; the last upload may be sent again.
+        decides, not the server's; an upload that was sent may be sent again.
         """
+        of = (*of, *(() if sums is None else sums.bound))
         accountant = None if self.privacy.most is None else Accountant(self.privacy, self.rate)
-        again = self.releases.is_last(now, *of)
-        if accountant is not None and not again and not accountant.allows(self.releases.counted.count + 1):
+        again = self.releases.has(now, *of)
+        if accountant is not None and not again and not accountant.allows(self.releases.count + 1):
             raise ParameterError(
-                f"dp-epsilon = {self.privacy.most:g} is spent by the sums that this silo has helped to open; nothing "
-                "was sent"
+                f"dp-epsilon = {self.privacy.most:g} is spent by the uploads that this silo has sent; nothing was sent"
             )
-        self.releases.uploaded(now, *of)
+        self.releases.add(now, *of)
+        self.run = now.run
 
     def upload_update(
         self, now: Stamp, update: Tensors, encoding: Mapping[str, int], sums: Sums, *of: int | str | bytes
@@ -125,8 +127,7 @@ class SiloNoise:
 
         Raises as `uploading`, `noised` and `upload`.
         """
-        with self.releases.sent():
-            return self.upload(now, self.of_update(now, update, encoding, *of, sums=sums), encoding, sums)
+        return self.upload(now, self.of_update(now, update, encoding, *of, sums=sums), encoding, sums)
 
     def of_update(
         self,
@@ -150,7 +151,7 @@ class SiloNoise:
         for value in clipped.values():
             value /= max(1.0, norm / self.privacy.clip)
         purpose = self.purpose(now, *of, digest_of(clipped))
-        self.uploading(now, purpose[-1])
+        self.uploading(now, purpose[-1], sums=sums)
         return self.noised(clipped, encoding, *purpose, sums=sums)
 
     def noised(
@@ -201,13 +202,13 @@ class SiloNoise:
 
         left_out: uses of its rows beside its uploads.
         """
-        return Accountant(self.privacy, self.rate, left_out).facts(self.releases.counted.count)
+        return Accountant(self.privacy, self.rate, left_out).facts(self.releases.count)
 
     def state(self) -> State:
         """Return the secret root of lots and noise, and the releases."""
-        return {"secret_root": self.root.reveal(), **self.releases.counted.state()}
+        return {"secret_root": self.root.reveal(), **self.releases.state()}
 
     def restore(self, state: State) -> None:
         """Restore what `state` returned."""
         self.root = SecretRoot(state["secret_root"])
-        self.releases.counted.restore(state)
+        self.releases.restore(state)

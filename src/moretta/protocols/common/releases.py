@@ -1,35 +1,32 @@
 """The count of noised sums that a run may have opened; epsilon follows from it.
 
-**What counts.** A take of a round (`moretta.contract.messages.Stamp`), from the moment at which the opening of its sum
-is asked for: shares of the survivors' masks, sums of additive shares, or under ``scheme = "none"`` the uploads
-themselves. It counts whether or not an answer came back, the sum was put together or the round was repeated, as a share
-that was asked for may have left.
+**What counts.** A take of a round (`moretta.contract.messages.Stamp`). It counts whether or not its sum was opened, or
+the round was repeated.
+
+- The server counts it before it asks for what may open the sum: who survives, shares of their masks, sums of additive
+  shares, or under ``scheme = "none"`` the uploads themselves. The count is on disk first (`Releases.write`).
+- A silo counts its upload before that leaves, as the shares of others may open the sum without it. It counts an upload
+  also where it then refuses to send it, as a value is out of range: the refusal says something of it.
 
 **What does not count.** A repetition. Lots and noise follow from the take and from all that an upload depends on
-(`moretta.protocols.common.batches.purpose_of`). So asking the same silos for the same gives the same sum, which says
-nothing new. A digest of what was asked and of who is in the sum identifies a repetition.
+(`moretta.protocols.common.batches.purpose_of`), and noise from the cohort too. So asking the same silos for the same
+gives the same sum, which says nothing new. A digest of what was asked, and of whom, identifies a repetition. Where the
+unit is a silo, noise follows from the update, which may differ when it is computed again, as on a GPU. So the server
+counts each time that it asks.
 
-**What that rests on.** Noise is drawn once a take. Two sums of one take over different silos count as two here, but
-have the same noise: their difference is the upload of the silos in one sum alone, with only these silos' noise. The
-secure sum sees to it that a silo helps to open one sum of a take, and that the next take has other noise.
-
-A silo that refuses to send a noised upload, as a value is out of range, says something of it, and counts that too.
-
-The server's count is on disk before anything is asked (`Releases.write`). A silo counts what it helped to open.
+**What that rests on.** Noise is drawn once for a take and cohort. Two sums of these over different silos have the same
+noise: their difference is the upload of the silos in one sum alone, with only these silos' noise. The secure sum sees
+to it that a silo helps to open one sum of a take, and that the next take has other noise.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TypeVar
 
-from moretta.contract.messages import Message, Stamp
+from moretta.contract.messages import Stamp
 from moretta.contract.roles import Ask, Exchange, Replies, State
-from moretta.errors import ParameterError, RangeError
-from moretta.secure_aggregation.additive import AddedShares, AddShares
+from moretta.errors import ParameterError
 from moretta.secure_aggregation.keystream import encode_purpose
-from moretta.secure_aggregation.plain import PlainUpload
-from moretta.secure_aggregation.unmasking import SelfMaskShares, Unmask
 
 KEY_BYTES = 16
 KNOWN = 1024  # the last releases, of which a repetition is known; an older one counts anew: too many, not too few
@@ -48,11 +45,13 @@ class Releases:
         self.write: Callable[[str], None] = lambda line: None
         self._known = dict[bytes, None]()  # the last `KNOWN`, oldest first
 
+    def has(self, now: Stamp, *of: int | str | bytes) -> bool:
+        """Return whether a release is known, and so asking for it again counts nothing."""
+        return _key(now, *of) in self._known
+
     def add(self, now: Stamp, *of: int | str | bytes) -> None:
-        """Count the release of a take. of: what its sum follows from beside the take, and its silos."""
-        parts = encode_purpose("release", now.run, now.round, now.take, *of)
-        key = hashlib.sha256(parts).digest()[:KEY_BYTES]
-        if key not in self._known:
+        """Count the release of a take. of: what its sum follows from beside the take, and who was asked for it."""
+        if (key := _key(now, *of)) not in self._known:
             self._take(key)
             self.write(f"{self.count} {now.round} {now.take} {key.hex()}")
 
@@ -93,20 +92,8 @@ class Releases:
             self._known = dict.fromkeys(keys)
 
 
-def counted(exchange: Exchange[R], releases: Releases, now: Stamp, *of: int | str | bytes) -> Exchange[R]:
-    """Play the exchange of a sum, and count its take before the ask that opens it.
-
-    of: what the uploads follow from, as the server knows it. The sum's silos are added, except if each upload is seen
-    by itself: then the other silos do not matter.
-    """
-
-    def note(ask: Ask) -> None:
-        if issubclass(ask.reply, SelfMaskShares | AddedShares):
-            releases.add(now, *of, *sorted(ask.messages))
-        elif ask.reply is PlainUpload:
-            releases.add(now, *of)
-
-    return watched(exchange, note)
+def _key(now: Stamp, *of: int | str | bytes) -> bytes:
+    return hashlib.sha256(encode_purpose("release", now.run, now.round, now.take, *of)).digest()[:KEY_BYTES]
 
 
 def watched(exchange: Exchange[R], note: Callable[[Ask], None]) -> Exchange[R]:
@@ -119,50 +106,3 @@ def watched(exchange: Exchange[R], note: Callable[[Ask], None]) -> Exchange[R]:
             return end.value  # type: ignore[no-any-return]
         note(ask)
         replies = yield ask
-
-
-class OwnReleases:
-    """A silo's count of the sums of its noised uploads that it helped to open: `counted`."""
-
-    def __init__(self) -> None:
-        self.counted = Releases()
-        self.run = ""  # of the last message
-        self._upload: tuple[Stamp, tuple[int | str | bytes, ...]] | None = None  # the last one, as long as it is closed
-
-    def uploaded(self, now: Stamp, *of: int | str | bytes) -> None:
-        """Note an upload before it is sent. of: see `Releases.add`."""
-        self._upload = now, of
-
-    def is_last(self, now: Stamp, *of: int | str | bytes) -> bool:
-        """Return whether this upload is the last one, in any attempt."""
-        return self._upload is not None and (self._upload[0].drawn, self._upload[1]) == (now.drawn, of)
-
-    @contextmanager
-    def sent(self) -> Iterator[None]:
-        """Count the last upload if its range is refused: others see the refusal, which depends on noised values."""
-        try:
-            yield
-        except RangeError:
-            if self._upload is not None:
-                self.counted.add(self._upload[0], *self._upload[1], "refused")
-            raise
-
-    def answered(self, asked: Message, answer: Message) -> None:
-        """Count the last upload if the answer helps to open its sum.
-
-        Statistics have no noise to count: the silo records each by name (`moretta.secure_aggregation.one_sum`), and its
-        stated epsilon names what it leaves out (`moretta.protocols.common.statistics.without_noise`).
-        """
-        self.run = asked.stamp.run
-        if self._upload is None or asked.stamp != self._upload[0]:
-            return
-        match asked, answer:
-            case Unmask(), SelfMaskShares():
-                silos = list(asked.survivors)
-            case AddShares(), AddedShares(unopened=()):
-                silos = sorted(asked.shares)
-            case _, PlainUpload():
-                silos = []
-            case _:
-                return
-        self.counted.add(self._upload[0], *self._upload[1], *silos)

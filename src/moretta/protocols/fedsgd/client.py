@@ -90,8 +90,6 @@ class Client:
             model = self.model if isinstance(message, Question) else self._given
             with self.phase("aggregation"):
                 answer = self.rows.answer(message, self._contributor, model)
-        if self._private is not None:
-            self._private.noise.releases.answered(message, answer)
         return answer
 
     def privacy(self) -> Mapping[str, float | str]:
@@ -99,7 +97,7 @@ class Client:
         if self._private is None:
             return {}
         noise = self._private.noise
-        return noise.facts(without_noise(self.rows.answers.names(noise.releases.run)))
+        return noise.facts(without_noise(self.rows.answers.names(noise.run)))
 
     def lot(self, ask: TrainOn) -> NDArray[np.int64]:
         """Return the indices of the rows that an ask draws, for an audit's scorer."""
@@ -148,7 +146,7 @@ class Client:
         self._contributor.check(ask.stamp, sums.asked)
         with self.phase("local_backward"):
             upload = private.upload(self.model, at, ask.stamp, ask.encoding, sums)
-        with self.phase("aggregation"), private.noise.releases.sent():
+        with self.phase("aggregation"):
             return private.noise.upload(ask.stamp, upload, ask.encoding, sums)
 
     def at(self, ask: TrainOn) -> Tensors:

@@ -77,7 +77,7 @@ class PrivateGradient:
         difference.
         """
         purpose = self.purpose(parameters, now)
-        self.noise.uploading(now, purpose[-1])
+        self.noise.uploading(now, purpose[-1], sums=sums)
         with _seeded(model, self.noise.root, *purpose):
             total = self.clipped_sum(model, *self.noise.lot_of(*purpose))
         totals = over("gradient/", total)

@@ -12,7 +12,6 @@ from moretta.protocols.common.accountant import Accountant, excess_of
 from moretta.protocols.common.clipping import SummedStep
 from moretta.protocols.common.enrolment import Enrolment
 from moretta.protocols.common.losses import density_of
-from moretta.protocols.common.releases import counted
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
@@ -57,7 +56,7 @@ class Server:
         ask = TrainOn(stamp=now, parameters=self._enrolment.moving(parameters), encoding=request.fraction_bits)
         exchange = aggregation.sum(ask, request, query_of(ask, *self._enrolment.agreed).digest)
         if self._accountant is not None:
-            exchange = counted(exchange, self._accountant.releases, now, digest_of(parameters))
+            exchange = self._accountant.counted(exchange, now, digest_of(parameters))
         total = yield from exchange
         if isinstance(total, Aborted):
             return total

@@ -119,16 +119,13 @@ class Client:
     @InSteps
     def answer(self, message: Message) -> Answering:
         """Answer one message; the losses of a batch may be computed together with other silos'."""
-        answer = (yield from self._estimate(message)) if isinstance(message, Estimate) else self._answer(message)
-        if self._private is not None:
-            self._private.releases.answered(message, answer)
-        return answer
+        return (yield from self._estimate(message)) if isinstance(message, Estimate) else self._answer(message)
 
     def privacy(self) -> Mapping[str, float | str]:
         """Return the privacy of the silo's own rows, by its own count of releases; empty without noise."""
         if self._private is None:
             return {}
-        return self._private.facts(without_noise(self._rows.answers.names(self._private.releases.run)))
+        return self._private.facts(without_noise(self._rows.answers.names(self._private.run)))
 
     def first_batch(self, dtype: DTypeLike) -> tuple[Array, Array]:
         """Return inputs and targets of the first round, for measuring memory."""
@@ -279,7 +276,7 @@ class Client:
         """Upload the noised scalars alone: no loss, no number of rows."""
         sums = Sums(self._contributor, self._asked(ask, whole=False))
         drawn = private.purpose(ask.stamp, *self._follows_from(ask, self._seed.seed))
-        private.uploading(ask.stamp, drawn[-1])
+        private.uploading(ask.stamp, drawn[-1], sums=sums)
         index, sizes = private.lot_of(*drawn)
         if len(index):
             derivatives = self._work(forward, ask.parameters, index, ask.k, purpose).alone().derivatives
