@@ -278,6 +278,25 @@ def test_an_app_without_the_mod_takes_no_part(tmp_path: Path, caplog: Say) -> No
     assert "its reply holds no message of a secure sum, and was dropped" in caplog.text
 
 
+def test_the_round_goes_on_without_a_client_that_names_no_metrics(tmp_path: Path, caplog: Say) -> None:
+    """It stayed in the sum, whose means then had names that nobody had sent: the server ended with a KeyError."""
+
+    class Unnamed(Nodes):
+        def _answered(self, message: Message) -> Message | None:
+            found = super()._answered(message)
+            if found is not None and found.has_content() and message.metadata.dst_node_id == self.nodes[2]:
+                sent = unpacked(found.content)
+                if isinstance(sent[0], MaskedUpload):
+                    found.content[RECORD] = packed(sent[0])
+            return found
+
+    found = play(Unnamed(folders(tmp_path, *NAMES).values(), app(steps)), strategy(tmp_path))
+    np.testing.assert_allclose(found.arrays["w"].numpy(), mean(0, 1, 3), rtol=1e-6)
+    lines = [record.message for record in caplog.records if "its upload came without the names" in record.message]
+    assert lines
+    assert all("east" in line for line in lines)
+
+
 def test_too_few_clients_end_the_run_by_a_sentence(tmp_path: Path, caplog: Say) -> None:
     made = folders(tmp_path, *NAMES)
     with pytest.raises(RunFailed, match="round 1 cannot be completed by 2 of 4 silos, at least 3 are needed"):

@@ -157,7 +157,6 @@ def test_an_owner_may_allow_whole_rows_over_other_silos() -> None:
     helped = Disk().opened(repeats=True)
     for survivors in (S, FEWER):
         helped.bind(at(1), ALL, survivors, gives=True)
-        helped.bind(at(0), ROWS, survivors, gives=True)
     helped.bind(at(2), ONE, S, gives=True)
     with pytest.raises(SumSpent):  # which is of other rows than whole ones
         helped.bind(at(2), ONE, FEWER, gives=True)

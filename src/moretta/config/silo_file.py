@@ -131,9 +131,9 @@ class Floors(Section):
     "pairwise" is above "additive-shares". `blind`: under cgd, that the server reads no sum. `roster`: that there is
     one. `dp_noise`: the least noise multiplier. `unit`: what noise hides at least. `max_epsilon`: the largest epsilon
     that a run may have. `delta`: the most at which that is stated. `per`: whether max_epsilon is of each run, or of all
-    runs together, each of which counts with its dp-epsilon. `apart`: by how many silos the sets that it helps to sum
-    differ at least, if they differ; 1: any. `repeat_whole_rows`: whether what uses all rows may be summed over other
-    silos too. `repeat_statistics`: the same of its rows' statistics from run to run.
+    runs together, each of which counts with its dp-epsilon. `apart`: the fewest silos that the sums which it helps may
+    isolate together (`moretta.secure_aggregation.one_sum`); 1: any. `repeat_whole_rows`: whether a round that uses all
+    rows may be summed over other silos too. `repeat_statistics`: the same of its rows' statistics from run to run.
     """
 
     fewest_silos: Annotated[PositiveInt, Unit("silos")] = 2

@@ -21,6 +21,7 @@ from moretta.errors import ParameterError, PeerError, RunFailed
 from moretta.secure_aggregation.one_sum import HelpedSums
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
+UNKNOWN = "unknown"  # as on macOS: nothing would show a loss of power, so each line of a site is forced to the disk
 
 
 class Journal:
@@ -174,12 +175,12 @@ class HelpedFile:
         Raises:
             moretta.errors.ParameterError: the file is damaged, or missing although `begun`.
         """
-        journal = self._journal
+        journal, powered = self._journal, powered_since() if self.forces else ""
         try:
             return HelpedSums(
                 journal.open(begun=True) if self.begun else journal.lines(),
-                lambda line, force: journal.append(line, force=force),
-                powered=powered_since() if self.forces else "",
+                lambda line, force: journal.append(line, force=force or powered == UNKNOWN),
+                powered=powered,
                 over_runs=self.over_runs,
                 apart=self.apart,
                 repeats=self.repeats,
@@ -193,11 +194,11 @@ class HelpedFile:
 
 
 def powered_since() -> str:
-    """Return a name for the time since this machine started; a constant where the machine does not report it."""
+    """Return a name for the time since this machine was started; `UNKNOWN` where it cannot be read."""
     try:
-        return BOOT.read_text().strip()
+        return BOOT.read_text().strip() or UNKNOWN
     except OSError:
-        return ""
+        return UNKNOWN
 
 
 CHUNK = 1 << 20  # bytes that are read at a time; a longer line is skipped

@@ -34,8 +34,11 @@ the server goes on to the take that the silo names, with other rows, or where al
 **On disk.** A line is written, and not only buffered, before what it says leaves the silo, so a killed process forgets
 nothing. One force to the disk reserves `AHEAD` rounds: after a loss of power, reserved rounds of which nothing is known
 count as spent, and have a further take. Where all rows are used there is no further take, so each round is forced by
-itself, and none is reserved. ``docs/one-sum.md`` says what all this does not stop: round number and model are the
-server's own words.
+itself, and none is reserved. Every line is forced at a site that cannot see a loss of power
+(`moretta.engines.journal.UNKNOWN`). ``docs/one-sum.md`` says what all this does not stop: round number and model are
+the server's own words. Against sums of nearly the same model over several sets stands ``apart = m``. The sets that a
+silo has helped cut their silos into parts: two silos are in one part where each set has both or neither. In any linear
+combination of these sums the silos of a part have one factor. The silo helps no set that makes a part of fewer than m.
 
 **Answers that a silo gives once** (`Answers`): what each follows from is recorded before it leaves. Some questions may
 be asked once, because two answers together tell what neither does: two z of one take (CGD), the comparison with two
@@ -183,7 +186,7 @@ class HelpedSums:
     it before it returns. `powered`: a name for the time since the machine was started; under another name, lines that
     were not forced may be lost; "" where that does not matter. `over_runs`: whether a statistic is over one set in all
     runs together (where a silo is a site of its own), or in each run. `apart`: see the opening. `repeats`: whether the
-    silo's owner allows sums of all its rows over other sets too. `fewest`: the fewest silos that it helps to sum.
+    silo's owner allows rounds of all its rows over other sets too. `fewest`: the fewest silos that it helps to sum.
     `answers`: the rest of the record.
     Raises `moretta.errors.PeerError` for lines that are not its own.
     """
@@ -236,7 +239,7 @@ class HelpedSums:
         """Record, beforehand, that this silo says who is in a sum. gives: whether it gives shares.
 
         Raises `moretta.errors.SumSpent`, and keeps nothing, where it has helped to open another sum of the round;
-        `moretta.errors.PeerError` where that set is not `apart` enough from an earlier one.
+        `moretta.errors.PeerError` where that set with the earlier ones could isolate fewer than `apart` silos.
         """
         event = Event.GIVES if gives else Event.BINDS
         records = dict[Key, Helped]()
@@ -268,7 +271,7 @@ class HelpedSums:
             raise _spent(helped, stamp, asked) from None
 
     def _relation(self, helped: Helped, stamp: Stamp, asked: Query, survivors: Survivors | None) -> Relation:
-        if helped.state is State.FREE or (asked.whole and self._repeats):
+        if helped.state is State.FREE or (asked.whole and not asked.once and self._repeats):
             return Relation.HIGHER
         if stamp.take < helped.take and not asked.once:
             return Relation.LOWER
@@ -285,14 +288,12 @@ class HelpedSums:
             )
         if self._apart == 1 or survivors in self._sets:
             return
-        now = set(survivors)
-        for earlier in map(set, filter(None, self._sets)):
-            if any(0 < len(more) < self._apart for more in (now - earlier, earlier - now)):
-                raise PeerError(
-                    f"expected a sum over the same silos as before, or over sets that differ by {self._apart} or more "
-                    f"on each side that differs ([privacy] apart = {self._apart}); wait for the silos that are away, "
-                    "or lower it at each site"
-                )
+        earlier = list(filter(None, self._sets))
+        if any(len(atom) < self._apart for atom in _atoms([*earlier, survivors]) - _atoms(earlier)):
+            raise PeerError(
+                f"expected sets of silos that together isolate no fewer than {self._apart} ([privacy] apart = "
+                f"{self._apart}); wait for the silos that are away, or lower it at each site"
+            )
 
     # Lines
 
@@ -354,6 +355,14 @@ class HelpedSums:
 
     def __repr__(self) -> str:
         return f"HelpedSums({len(self._helped)} sums)"
+
+
+def _atoms(sets: Iterable[Survivors]) -> set[frozenset[str]]:
+    """Return the silos of these sets in parts: two silos are in one part where each set has both, or neither."""
+    atoms = dict[tuple[bool, ...], set[str]]()
+    for silo in set[str]().union(*sets):
+        atoms.setdefault(tuple(silo in each for each in sets), set()).add(silo)
+    return set(map(frozenset, atoms.values()))
 
 
 def _sums_of(asked: Query) -> list[Query]:

@@ -37,7 +37,7 @@ from moretta.engines.flare.envelope import (
 from moretta.errors import CodecError
 
 HELLO = Hello(
-    run="0123abcd.ef",
+    run="0123abcd.0123456789abcdef",
     round=3,
     session=1,
     job="j" * 64,

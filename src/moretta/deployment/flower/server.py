@@ -239,9 +239,12 @@ class GridDelivery:
             came = answers.get(self._nodes.get(silo, 0), _GONE if silo not in there else _LATE)
             if isinstance(came, Missing):
                 return came
-            if isinstance(came[-1], UploadNames):
+            reply = valid(silo, ask, message, came[0])
+            if isinstance(reply, MaskedUpload):
+                if not isinstance(came[-1], UploadNames):
+                    return Missing(Reason.MALFORMED, "its upload came without the names of its metrics")
                 self.names[silo] = came[-1]
-            return valid(silo, ask, message, came[0])
+            return reply
 
         replies = replies_of(ask, answer)
         if ask.reply is MaskedUpload:

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from moretta.contract import framing
 from moretta.contract.codec import LARGEST
 from moretta.errors import CodecError
+from moretta.secure_aggregation.agreement import RUN_DIGEST
 
 FORMAT = 2
 HEADER_LIMIT = 1 << 16  # bytes; what JSON of that length takes of memory is a few MiB at most
@@ -32,7 +33,8 @@ UNSIGNED = bytes(SIGNATURE)  # in the place of a signature
 
 PLAIN = r"^[^\x00-\x1f\x7f-\x9f]*$"  # a peer's words come to a terminal and a log
 Text = Annotated[str, Field(max_length=1000, pattern=PLAIN)]
-RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]{0,127}$")]  # a site names a folder by it
+# A site names a folder by it, beside files of its own: behind a dot is the digest of a roster alone, no file's ending.
+RunId = Annotated[str, Field(pattern=rf"^[A-Za-z0-9][A-Za-z0-9-]{{0,63}}(\.[0-9a-f]{{{RUN_DIGEST}}})?$")]
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=PLAIN)]
 PhaseName = Annotated[str, Field(pattern=r"^[a-z_]{1,40}$")]
 Key = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]  # 32 bytes in hex

@@ -99,7 +99,8 @@ def compared(ask: AskApart, own: Subjects, answers: Answers) -> Apart:
         moretta.errors.RowsError: some rows are shared.
         moretta.errors.PeerError: another list was compared before.
     """
-    if not answers.hold(ask.stamp.run, COMPARISON, message_digest(ask), lasting=True):
+    run = ask.stamp.run.rpartition("/")[2]  # whatever group a server names before it
+    if not answers.hold(run, COMPARISON, message_digest(ask), lasting=True):
         raise PeerError(
             "a silo compares its rows with one list of test rows, was asked of another; use the test rows of before, "
             "or allow one list a run at each site ([privacy] repeat-statistics = true in silo.toml), and begin anew"
