@@ -115,17 +115,17 @@ def audit_of(folder: Path) -> dict[str, Any]:
     """An audit as `moretta audit` writes it: an attack of each severity, of which every other one succeeded."""
     result = json.loads((folder / "result.json").read_text())
 
-    def line(place: int, severity: str | None) -> dict[str, Any]:
+    def line(place: int, severity: str) -> dict[str, Any]:
         won = place % 2 == 0
         return {
-            "attack": f"attack-{place}", "role": ("server", "silo", "server and silos")[place % 3], "view": "its view",
+            "attack": f"attack-{place}", "title": f"works out things of kind {place}", "severity": severity,
+            "role": ("server", "silo", "server and silos")[place % 3], "view": "its view",
             "knowledge": "nothing", "measure": "a share", "score": 0.9 if won else 0.4, "chance": 0.5,
             "interval": [0.8 if won else 0.2, 1.0], "succeeded": won, "seconds": 1.0,
             "sentence": f"It found {place} things. Then it rested.", "figures": {}, "source": "",
-            **({} if severity is None else {"severity": severity, "title": f"works out things of kind {place}"}),
         }  # fmt: skip
 
-    severities = ("protocol", "rows", "members", "labels", "rows", None)
+    severities = ("protocol", "rows", "members", "labels", "rows")
     attacks = [line(place, severity) for place, severity in enumerate(severities)]
     attacks[0]["attack"] = "gradient-inversion"  # which tests a claim
     missed = {
@@ -301,7 +301,7 @@ def test_attacks_stand_by_severity_the_gravest_first(run):
     written = write_dossier(run("audited"))
     found = [one for one in every(written.content) if one["section"] == "4.1.c" and one["origin"] == "stated"]
     groups = list(dict.fromkeys(one["group"] for one in found))
-    assert groups == [*(SAID[one][0].upper() + SAID[one][1:] for one in SEVERITIES), risks.NOT_GRADED]
+    assert groups == [SAID[one][0].upper() + SAID[one][1:] for one in SEVERITIES]
     rows = [one for one in found if one["group"] == "Recovers rows"]
     assert rows[0]["text"] == MEANING["rows"]
     assert rows[1]["text"] == "1 of 2 attacks of this kind succeeded."

@@ -35,8 +35,9 @@ def audited(folder, **replaced):
         }
         for name, role, score, chance, succeeded, title, severity in ATTACKS
     ]  # fmt: skip
-    missed = [{"attack": "slow-one", "title": "takes its time", "role": "outsider", "because": "it is slow"}]
-    whole = {"format": 1, "run": RUN, "views": [1, 2], "attacks": came_to, "not_run": missed}
+    missed = {"attack": "slow-one", "title": "takes its time", "severity": "rows", "role": "outsider"}
+    missed["because"] = "it is slow"
+    whole = {"format": 1, "run": RUN, "views": [1, 2], "attacks": came_to, "not_run": [missed]}
     (folder / "audit.json").write_text(json.dumps(whole | replaced))
     return folder
 
@@ -163,7 +164,7 @@ def test_pictures_stand_in_the_page_with_a_warning(make_run, tmp_path):
 
 @pytest.mark.parametrize(("replaced", "says"), [
     ({"format": 2}, "is of format 2"),
-    ({"attacks": [{"attack": "a"}]}, r"audit\.json lacks the key attacks\.0\.role"),
+    ({"attacks": [{"attack": "a", "title": "does"}]}, r"audit\.json lacks the key attacks\.0\.severity"),
     ({"attacks": "none"}, r"audit\.json is broken at attacks"),
 ])  # fmt: skip
 def test_a_bad_audit_is_one_sentence(make_run, replaced, says):

@@ -45,9 +45,6 @@ CONFINED = (
 )
 """The note on an audit whose attackers the kernel did not confine."""
 
-UNGRADED = ("not graded", "The audit is older than the severities of attacks; audit the run again to have them.")
-"""The name of attacks without a severity, and what that means."""
-
 HEADERS = ("Leak to the server", "Leak to a silo", "Leak to colluders or outsiders")
 
 
@@ -95,21 +92,17 @@ def by_severity(audit: AuditRecord) -> Iterable[tuple[str, str, Sequence[Attacke
 
     In a kind, successful attacks come first, by how far they got.
     """
-    for severity in (*SEVERITIES, None):
+    for severity in SEVERITIES:
         some = [attack for attack in audit.attacks if attack.severity == severity]
-        name, meaning = (SAID[severity], MEANING[severity]) if severity else UNGRADED
+        some.sort(key=lambda attack: (not attack.succeeded, -attack.advantage))
         if some:
-            yield (
-                f"{name[0].upper()}{name[1:]}",
-                meaning,
-                sorted(some, key=lambda attack: (not attack.succeeded, -attack.advantage)),
-            )
+            yield f"{SAID[severity][0].upper()}{SAID[severity][1:]}", MEANING[severity], some
 
 
 def who_does(attack: Attacked | NotRun) -> str:
-    """Return who does what in an attack, for people; in audits without titles, who tries the attack of which name."""
+    """Return who does what in an attack, for people."""
     who = "A group of silos" if attack.role == "silos together" else ROLES.get(attack.role, attack.role)
-    return f"{who} {attack.title}" if attack.title else f"{who} tries {attack.attack}"
+    return f"{who} {attack.title}"
 
 
 def interval(attack: Attacked) -> str:

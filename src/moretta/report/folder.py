@@ -229,12 +229,12 @@ class Attacked(_Part):
     """The result of one attack. score, chance, interval: None where they are not numbers. sentence: with its full stop.
 
     constant: the score of always naming the most frequent value, None without such a value. title: what it does, for
-    people; empty in audits older than titles. severity: None in these.
+    people.
     """
 
     attack: str
-    title: str = ""
-    severity: Severity | None = None
+    title: str
+    severity: Severity
     role: str
     view: str
     knowledge: str
@@ -270,8 +270,8 @@ class NotRun(_Part):
     """An attack that did not run, or ended without a result, and why. title, severity: as in `Attacked`."""
 
     attack: str
-    title: str = ""
-    severity: Severity | None = None
+    title: str
+    severity: Severity
     role: str
     because: str
 

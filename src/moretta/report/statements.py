@@ -289,7 +289,6 @@ def _attacks(record: RunRecord, brief: bool) -> tuple[Phrase, ...]:
             Phrase("An audit ran and none of its attacks gave a score, so it is not known what attacks would get."),
         )
     graded = [(TRIES[name], [attack for attack in audit.attacks if attack.severity == name]) for name in SEVERITIES]
-    graded.append(("that this audit does not grade", [attack for attack in audit.attacks if attack.severity is None]))
     kinds = [part for aim, some in graded if some for part in (Phrase("; "), *_kind(aim, some))]
     rounds = rounds_recorded(record)
     opening = f"With the messages of {rounds:,} of {record.rounds:,} rounds, " if rounds else "In the audit, "

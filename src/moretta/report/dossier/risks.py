@@ -23,8 +23,6 @@ from moretta.report.folder import TEST_ROWS, Attacked, AuditRecord
 from moretta.report.statements import how_to_audit
 from moretta.report.table import figure
 
-NOT_GRADED = "Not graded"
-
 
 def method(evidence: Evidence) -> Iterator[Sentence]:
     """Yield the method by which risks were measured."""
@@ -66,9 +64,6 @@ def attacks(evidence: Evidence) -> Iterator[Sentence]:
         return
     for severity in SEVERITIES:
         yield from _of_severity(audit, severity)
-    for place, attack in enumerate(audit.attacks):
-        if attack.severity is None:
-            yield from under(NOT_GRADED, _came_to(place, attack))
 
 
 def _of_severity(audit: AuditRecord, severity: Severity) -> Iterator[Sentence]:
