@@ -288,7 +288,9 @@ class Driver:
                 _note(gone, replies.missing)
                 opened |= dict.fromkeys(opened_by(ask, replies))
         finally:
-            self._sums += [OpenedSum.of(*opening, set_up=set_up, used=used) for opening in opened]
+            self._sums += [
+                OpenedSum(at.round, at.take, silos, at.run.rpartition("/")[0], set_up, used) for at, silos in opened
+            ]
 
     def _believed(self, replies: Replies) -> Replies:
         """Return the replies with credible claims of spent takes.

@@ -174,11 +174,6 @@ class OpenedSum:
     set_up: bool = False
     used: bool = True
 
-    @classmethod
-    def of(cls, now: Stamp, silos: tuple[str, ...], *, set_up: bool, used: bool) -> OpenedSum:
-        """Return the sum of a stamp, whose run id begins with the name of its group, if any."""
-        return cls(now.round, now.take, silos, now.run.rpartition("/")[0], set_up, used)
-
 
 def opens(ask: Ask) -> bool:
     """Return whether an answer to an ask helps to open a sum that masks hide, even if the answer was lost."""
