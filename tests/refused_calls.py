@@ -108,6 +108,26 @@ class FollowedInTraining(nn.Linear):
         return outputs if self.training else outputs.detach()
 
 
+class MadeLate(nn.Module):
+    """A model that makes its last layer when it sees how wide that must be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 5), None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x).relu()
+        if self.last is None:
+            self.last = nn.Linear(h.shape[1], 3).to(h)
+        return self.last(h)
+
+
+def with_masked_gradient() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 3))
+    model[0].weight.register_hook(lambda gradient: gradient * 0)
+    return model
+
+
 def with_nothing() -> nn.Module:
     model = nn.Linear(4, 3)
     model.nothing = nn.Parameter(torch.zeros(0, 3))

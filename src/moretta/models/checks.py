@@ -34,6 +34,11 @@ def check_weights(model: nn.Module) -> None:
             raise ParameterError(
                 f"model: `{name}`: expected numbers, got the meta device, which has none; build the model on the CPU"
             )
+        if isinstance(value, nn.Parameter) and (value._backward_hooks or value._post_accumulate_grad_hooks):
+            raise ParameterError(
+                f"model: `{name}` has a hook on its gradient, which copies of the model lose; remove it, and freeze "
+                "the tensor (requires_grad_(False)) or change it in forward, where it is read"
+            )
         if isinstance(value, nn.Parameter) and not value.numel():
             raise ParameterError(f"model: `{name}`: expected numbers, got shape {list(value.shape)}; leave it out")
         if isinstance(value, nn.Parameter) and value.is_complex():

@@ -180,6 +180,12 @@ def count_outputs(
         raise ParameterError(
             f"the model cannot take {layout or f'rows of shape {list(sample.shape[1:])}'}: {reason}"
         ) from error
+    before, after = ({name for name, _ in module.named_parameters()} for module in (model, clone))
+    if before != after:
+        raise ParameterError(
+            f"model: `{min(before ^ after)}`: the model has other parameters once it has run, so that each copy would "
+            "begin with its own; make all in __init__, or call the model once on a row"
+        )
     if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2 or len(outputs) != len(sample):
         shape = list(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
         raise ParameterError(f"expected a model with outputs of shape [rows, outputs], got {shape}")
