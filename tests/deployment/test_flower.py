@@ -32,7 +32,7 @@ from moretta.deployment.flower.site import Memory
 from moretta.engines.folder_lock import held
 from moretta.errors import ParameterError, RunFailed
 from moretta.secure_aggregation import agreement
-from moretta.secure_aggregation.agreement import AdvertiseKey, Agreement
+from moretta.secure_aggregation.agreement import AdvertiseKey, Agreement, PeerKeys
 from moretta.secure_aggregation.pairwise import MaskedUpload
 from moretta.secure_aggregation.secure_sum import AskSum
 from moretta.secure_aggregation.unmasking import Survivors, Unmask
@@ -382,6 +382,20 @@ def test_terms_are_those_of_a_runs_first_set_up(tmp_path: Path) -> None:
     assert "expected a set-up after round 1, attempt 0" in bad.ask(bad.terms, AdvertiseKey(stamp=Stamp("run", 1, 0)))
     again = bad.ask(bad.terms, AdvertiseKey(stamp=Stamp("run", 1, 1)))
     assert again[0].public_key != first[0].public_key
+
+
+@pytest.mark.parametrize("of_one", ["num-examples", "loss"])
+def test_masks_of_silos_with_other_terms_do_not_cancel(tmp_path: Path, of_one: str) -> None:
+    """If one silo's weight were a metric of a thousand times the others' examples, the mean would be its own result."""
+    bad, now = Deviating(tmp_path), Stamp("run", 1, 0)
+    terms = [replace(bad.terms, weighted_by=of_one if node == 1 else "num-examples") for node in range(3)]
+    adverts = [bad.ask(own, AdvertiseKey(stamp=now), node=node)[0] for node, own in enumerate(terms)]
+    keys, signatures = (
+        {n: getattr(a, part) for n, a in zip(NAMES, adverts, strict=False)} for part in ("public_key", "signature")
+    )
+    relayed = PeerKeys(stamp=now, keys=keys, signatures=signatures)
+    accepted = [bad.ask(relayed, node=node)[0] for node in range(3)]
+    assert len({reply.cohort for reply in accepted}) == (1 if of_one == "num-examples" else 2)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,17 @@
 """Messages between server and sites besides the secure sum's own."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated
 
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message, Spent, message, within
 from moretta.errors import PeerError
+from moretta.secure_aggregation.cohort import Rules
 from moretta.secure_aggregation.identity import is_silo_name
 from moretta.secure_aggregation.schemes import MESSAGES as SUM_MESSAGES
 from moretta.secure_aggregation.secure_sum import AskSum
+from moretta.secure_aggregation.sums import message_digest
 
 SLOTS = 64  # numbers of metrics that a site may upload; the names come with the upload, so the server plans for all
 ARRAY, METRICS = "array/", "metrics"  # the tensors of a sum: one for each of the app's arrays, and one for all metrics
@@ -42,6 +45,9 @@ class SumTerms(Message):
         count, seed: the number of silos in a round, and the seed that chooses them.
         most_weight: a bound of all silos' examples together.
         weighted_by: the metric that counts a silo's examples.
+
+    Their digest is in every mask's label, so silos with other terms do not add up: else a server could name another
+    metric to one silo, whose weight would outdo all others'.
     """
 
     settings: str
@@ -50,6 +56,10 @@ class SumTerms(Message):
     seed: Annotated[int, within(0)]
     most_weight: Annotated[int, within(1)]
     weighted_by: str
+
+    def bound_to(self, rules: Rules) -> Rules:
+        """Return the rules of a sum under these terms."""
+        return replace(rules, settings=message_digest(self).hex())
 
 
 @message("flower/upload-names")

@@ -142,7 +142,7 @@ class SummingGrid:
         about |= {"settings": strategy.settings, "most_weight": strategy.most_examples}
         delivery.terms = SumTerms(stamp=Stamp(run, 0, 0), **about)
         delivery.known = silos
-        self._server = SumServer(settings, rules, strategy.most_examples)
+        self._server = SumServer(settings, delivery.terms.bound_to(rules), strategy.most_examples)
         server, over = cast(Server, self._server), cast(Delivery, delivery)
         chosen = None if count == len(silos) else players.of_round
         return Driver(server, silos, run, over, rules.least("pairwise"), chosen, only=True).rounds(1, self._phases)

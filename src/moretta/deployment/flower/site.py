@@ -247,7 +247,8 @@ class FlowerSite:
     def _agreed(self, terms: SumTerms) -> tuple[SecureAggregation, Rules]:
         players = Participation(terms.silos, terms.count, terms.seed)
         settings = permitted_sums(terms.settings, players, self._file)
-        return settings, settings.rules(None if self._credentials is None else self._credentials.roster, players)
+        rules = settings.rules(None if self._credentials is None else self._credentials.roster, players)
+        return settings, terms.bound_to(rules)
 
     def _origin(self, root: bytes) -> Origin:
         return Origin(self._credentials, SecretRoot(root))
