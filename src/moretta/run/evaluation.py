@@ -185,7 +185,7 @@ def slices(rows: int, models: int) -> list[slice]:
 
 
 def sample_of(models: Mapping[str, Tensors]) -> dict[str, Tensors]:
-    """Return all models, or an evenly spaced sample of many."""
+    """Return all models, or an evenly spaced sample if they are many."""
     names = list(models)
     step = max(1, len(names) / MANY)
     return {names[int(number * step)]: models[names[int(number * step)]] for number in range(int(len(names) / step))}

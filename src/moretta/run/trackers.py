@@ -1,4 +1,4 @@
-"""Trackers, which follow a run as it goes: TensorBoard, MLflow, or a function of 10 lines.
+"""Trackers, which follow a run as it goes: TensorBoard, MLflow, or a function of your own.
 
 A tracker is a context manager for as long as the run lasts; its value is called with each line of the history. It
 receives nothing of a silo beyond the history. It runs beside the server and at no site: `[run] trackers` is the
