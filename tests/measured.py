@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 HERE = Path(__file__).parent
 LIST = HERE / "measured.txt"
 HEAD = "# How many cases of a function `make test` runs too; made by tests/measured.py from a run's seconds.\n"
-CASES, ONE = 0.5, 1.0
+CASES, ONE = 0.25, 0.5
 
 
 def seconds(report: Path) -> dict[str, list[float]]:
