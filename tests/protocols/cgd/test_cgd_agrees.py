@@ -32,9 +32,11 @@ from torch import nn
 
 from moretta import CGD, SecureAggregation, Silo
 from moretta.contract.messages import Tensors
+from moretta.data.holders import grid_of
 from moretta.protocols.cgd import local as local_module
 from moretta.protocols.cgd import simulation
 from moretta.protocols.cgd.messages import Deltas, Join, Partial
+from moretta.protocols.cgd.roles import WholeModels
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.roles import Roles
 
@@ -346,3 +348,8 @@ def test_each_step_of_the_messages_is_the_fused_form(monkeypatch: pytest.MonkeyP
     sealed = [answer.sealed for _, answer in seen.answered(Deltas)]
     assert [one.size for one in sealed[:3]] == [9 * 7 * 8 + 28, 5 * 7 * 8 + 28, 12 * 7 * 8 + 28]
     assert columns_of(silos) == 8
+
+
+def test_a_server_whose_participants_are_at_sites_has_no_confined_models() -> None:
+    """It ended with a KeyError where it evaluates."""
+    assert WholeModels(grid_of(JOINT), {}, [], None, True, {}, {}).models() == {}

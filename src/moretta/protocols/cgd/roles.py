@@ -255,7 +255,7 @@ class WholeModels:
 
         Columns that a model does not read have weight 0.
         """
-        owners = self.grid.rows if self.joint else {name: (name,) for name in self.clients}
+        owners = self.grid.rows if self.joint and self.clients else {name: (name,) for name in self.clients}
         return {owner: self._joined(names, Client.model) for owner, names in owners.items()}
 
     def displaced(self) -> Tensors:
