@@ -133,6 +133,8 @@ def check(line: str) -> None:
         case "python":
             script = next(word for word in words[1:] if not word.startswith("-"))
             assert (ROOT / script).exists(), script
+        case "python3":  # before there is an environment with a `python`
+            assert words[1:3] == ["-m", "venv"], line
         case "make":
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
         case "pip":
