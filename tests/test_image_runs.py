@@ -6,16 +6,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from test_cli import call
 
+import moretta
 from moretta.config import run_files, silo_file
 from moretta.contract.lazy_rows import LazyRows
 from moretta.data.images import folder as folders
+from moretta.data.images.folder import read_unlabelled
+from moretta.data.images.pixels import ImageForm
 from moretta.data.tables.preparation import Preparation
 from moretta.deployment import shared_settings
 from moretta.engines.run_folder import read_model
 from moretta.errors import ParameterError
+from moretta.protocols.common.targets import probabilities
+from moretta.run.assembly import federation_of
+from moretta.run.export import export
 from moretta.run.persistence import inputs_of
+from moretta.run.prediction import predict
 
 Image = pytest.importorskip("PIL.Image")
 ROWS = 24
@@ -200,6 +208,65 @@ def test_new_images_are_predicted_as_those_to_train_on(here: Path) -> None:
     assert [line[:2] for line in some] == [lines[3][:2], lines[1][:2]]
     (here / "empty").mkdir()
     assert "holds no images" in call("predict", "mine", "--data", "empty", "--out", "none.csv").sentence
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("image-size = 8\nchannels = 1\n", ""),
+        ("image-size = 8\nchannels = 1\n", "channel-mean = [0.3]\nchannel-deviation = [0.2]\n"),
+        (
+            "channels = 1",
+            "channels = 3\nstandardise = true\nchannel-mean = [0.3, 0, 1]\nchannel-deviation = [0.2, 1, 2]",
+        ),
+    ],
+)
+def test_an_image_is_predicted_alike_through_every_door(here: Path, old: str, new: str) -> None:
+    (here / "run.toml").write_text(RUN.replace(old, new))
+    result = federation_of(run_files.load(here / "run.toml"), here / "mine").train(2)
+    result.save(here / "saved")
+    form = ImageForm(8, 3) if "channels = 3" in new else ImageForm()
+    pixels = read_unlabelled(here / "scans", form)[0]
+    trained = read_unlabelled(here / "scans", run_files.load(here / "run.toml").data.image)[0]
+    assert result.released is not None
+    with torch.no_grad():
+        wanted = probabilities(result.released(torch.tensor(trained)).numpy(), "mse")
+    arrays = {"floats": pixels} | ({} if form.size else {"bytes": (pixels * 255).round().astype(np.uint8)})
+    for name, x in arrays.items():
+        np.savez(here / f"{name}.npz", x=x)
+    for model in (result, moretta.load(here / "mine"), moretta.load(here / "saved")):
+        for x in arrays.values():
+            np.testing.assert_allclose(model.predict_proba(x), wanted, atol=1e-5)
+        with pytest.raises(ParameterError, match="expected pixels from 0 to 1, or bytes"):
+            model.predict(pixels * 255)
+    for folder in ("mine", "saved"):
+        with torch.no_grad():
+            outputs = moretta.load(here / folder, allow_code=True)(torch.tensor(pixels)).numpy()
+        np.testing.assert_allclose(probabilities(outputs, "mse"), wanted, atol=1e-5)
+        for rows in ("scans", *(f"{name}.npz" for name in arrays)):
+            predict(here / folder, here / rows, here / "out.npy")
+            np.testing.assert_allclose(probabilities(np.load(here / "out.npy"), "mse"), wanted, atol=1e-5)
+    onnxruntime = pytest.importorskip("onnxruntime")
+    export(here / "mine", here / "model.onnx")
+    (outputs,) = onnxruntime.InferenceSession(str(here / "model.onnx")).run(None, {"x": pixels})
+    np.testing.assert_allclose(probabilities(outputs, "mse"), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "sentence"), [((48, 12), "12 x 48 pixels"), ((12, 12, 3), "coloured"), ((24, 24), "24")]
+)
+def test_what_training_refuses_is_not_predicted(here: Path, shape: tuple[int, ...], sentence: str) -> None:
+    (here / "run.toml").write_text(RUN.replace("image-size = 8\nchannels = 1\n", ""))
+    federation_of(run_files.load(here / "run.toml"), here / "mine").train(1)
+    for alone in (True, False):
+        new = here / f"new-{alone}"
+        new.mkdir()
+        Image.fromarray(np.full((12, 12), 9, np.uint8)).save(new / "a.png")
+        Image.fromarray(np.full(shape, 9, np.uint8)).save(new / "b.png")
+        if alone:
+            (new / "a.png").unlink()
+        with pytest.raises(ParameterError, match=f"{sentence}|expected rows of shape"):
+            predict(here / "mine", new, here / "out.csv")
 
 
 def test_a_site_s_own_table_of_images_is_read_as_its_silo_toml_says(here: Path) -> None:

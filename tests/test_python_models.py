@@ -35,6 +35,33 @@ def rows(seed: int, count: int) -> Rows:
     return x, (x[:, 0] - 60 + (x[:, 1] - 4000) / 100 > 0).astype(np.int64)
 
 
+def test_the_words_for_no_value_stay_with_the_model(tmp_path: Path) -> None:
+    kinds = {"a": {"kind": "number", "blanks": "mean"}, "y": {"kind": "target", "classes": ["no", "yes"]}}
+    schema, silos = Schema.model_validate({"columns": kinds}), []
+    for name in ("north", "south"):
+        a = np.random.default_rng(len(silos)).normal(50, 10, 40).round()
+        cells = ["-9" if number < 4 else str(one) for number, one in enumerate(a)]
+        known = read_table({"a": cells, "y": np.where(a > 50, "yes", "no")}, schema, absent="-9")
+        silos.append(Silo(name, known.x, known.y))
+    made = Federation(
+        {"source": "mlp", "hidden": [4]}, silos, FedSGD(**SETTINGS), standardise=True, table=schema, absent=["-9"],
+        out=tmp_path / "run",
+    )  # fmt: skip
+    result = made.train(5, progress=False)
+    result.save(tmp_path / "saved")
+    (tmp_path / "new.csv").write_text("a\n-9\n-9.0\n60\n")
+    new = read_table(tmp_path / "new.csv", schema, labelled=False, absent=["-9"])
+    wanted = result.predict_proba(new.x)
+    assert (wanted[0] == wanted[1]).all()
+    for model in (result, moretta.load(tmp_path / "run"), moretta.load(tmp_path / "saved")):
+        assert (model.predict_proba({"a": [-9.0, "-9", 60]}) == wanted).all()
+    for folder in ("run", "saved"):
+        done = call("predict", tmp_path / folder, "--data", tmp_path / "new.csv", "--out", tmp_path / "out.csv")
+        assert done.code == 0, done.err
+        lines = (tmp_path / "out.csv").read_text().splitlines()[1:]
+        assert [float(line.split(",")[2]) for line in lines] == wanted[:, 1].tolist()
+
+
 def network() -> nn.Module:
     return perceptron(3, 8, 2, between=nn.ReLU)
 

@@ -23,7 +23,16 @@ from moretta.contract.wording import did_you_mean
 from moretta.data.alignment.partner import Alignment
 from moretta.data.images.folder import FOLDER, read_labelled
 from moretta.data.images.pixels import ImageForm, squares
-from moretta.data.images.sets import OFFICE_HOME_SIZE, SETS, Images, load_images, load_office_home, read_npz, scaled
+from moretta.data.images.sets import (
+    OFFICE_HOME,
+    OFFICE_HOME_SIZE,
+    SETS,
+    Images,
+    load_images,
+    load_office_home,
+    read_npz,
+    scaled,
+)
 from moretta.data.layout import packed_parts
 from moretta.data.reading import ExpectedRows, Source, called, read
 from moretta.data.references import is_reference
@@ -50,7 +59,7 @@ ORIGINS = {name: origin for name, (_, _, origin) in SETS.items()}
 ORIGINS["bank-marketing"] = "https://archive.ics.uci.edu/dataset/222/bank+marketing"
 """Where to get the sets that do not come along."""
 
-BUILT_IN = ("wdbc", "digits", "bank-marketing", *SETS, "office-home", FOLDER)
+BUILT_IN = ("wdbc", "digits", "bank-marketing", *SETS, OFFICE_HOME, FOLDER)
 _BANK = ("bank-additional-full.csv", "bank-additional-full.csv.gz", "bank-full.csv", "bank-full.csv.gz")
 MEASURES = "radius texture perimeter area smoothness compactness concavity concave_points symmetry fractal_dimension"
 WDBC = tuple(
@@ -104,15 +113,14 @@ def load(data: Data, table: Schema | None = None, *, seed: int = 0, base: Path =
     source, wish = data.source, _Wish.of(data, data.source, seed, base)
     _refuse_idle(data, table)
     place, form = None if data.path is None else base / data.path, data.form
-    image = ImageForm(data.image_size, data.channels, *data.of_images)
+    image = data.image
     hints = Hints(data.target, data.task, data.id_column, data.encoding or "one-hot", data.missing)
     if source == "bank-marketing":
         return _bank(place, data.target, data.encoding or "one-hot", wish)
     if source in SETS:
         return _of_images(load_images(source, place), wish, image)
-    if source == "office-home":
-        size = OFFICE_HOME_SIZE if data.image_size is None else data.image_size
-        return _of_images(load_office_home(place, size), wish, image)
+    if source == OFFICE_HOME:
+        return _of_images(load_office_home(place, image.size or OFFICE_HOME_SIZE), wish, image)
     if source in ("wdbc", "digits"):
         return _scikit(source, wish)
     if source == FOLDER:
@@ -135,7 +143,7 @@ def _refuse_idle(data: Data, schema: Schema | None) -> None:
     source, bare = data.source, schema is None
     folder, bank = source == FOLDER, source == "bank-marketing"
     table = is_table(source) or folder
-    pictures = folder or source == "office-home" or source in SETS
+    pictures = folder or source == OFFICE_HOME or source in SETS
     for key, value, used, kind in (
         ("schema", schema, table, "a table"),
         ("separator, decimal, file-encoding or absent", None if data.form == Format() else data.form, table, "a table"),

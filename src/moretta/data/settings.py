@@ -10,12 +10,15 @@ from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_
 from moretta.contract.settings import SERVER, Fraction, Positive, Section, Spelled, Unit, Words, kebab
 from moretta.contract.wording import shown
 from moretta.data.domains import check_domains
+from moretta.data.images.folder import FOLDER
+from moretta.data.images.pixels import ImageForm
+from moretta.data.images.sets import OFFICE_HOME, OFFICE_HOME_SIZE, SETS
 from moretta.data.layout import SampleLayout
 from moretta.data.tables.files import Format, Separator, is_table
+from moretta.data.tables.schema import Schema
 from moretta.errors import ParameterError
 
 ROWS = Unit("rows")
-Pair = tuple[float, float]
 PYTHON = "python"  # the source of rows that a program gives itself: no run file has it
 GRIDS = ("by-feature", "grid")  # partitions that split columns
 MOST_AXES, MOST_NUMBERS, MOST_COLUMNS = 16, 2**31 - 1, 2**22  # of a sample at a site; columns of one that is split
@@ -253,11 +256,17 @@ class Data(Section):
         return self.source == "files"
 
     @property
-    def of_images(
-        self,
-    ) -> tuple[Pair | None, float | None, tuple[float, ...] | None, tuple[float, ...] | None, str | None]:
-        """The arguments of `moretta.data.images.pixels.ImageForm` that follow size and channels."""
-        return self.window, self.spacing, self.channel_mean, self.channel_deviation, self.plane
+    def image(self) -> ImageForm:
+        """The form of images in files; at sites `inputs` has their channels and size."""
+        channels, size = self.shape[:2] if self.at_sites else (self.channels, self.image_size)
+        size = OFFICE_HOME_SIZE if size is None and self.source == OFFICE_HOME else size
+        values = self.window, self.spacing, self.channel_mean, self.channel_deviation, self.plane
+        return ImageForm(size, channels, *values)
+
+    def has_images(self, table: Schema | None) -> bool:
+        """Return whether samples are images in files. table: the schema of the rows."""
+        in_folder = self.source in (FOLDER, OFFICE_HOME, *SETS)
+        return in_folder or (self.at_sites and table is not None and not table.features)
 
     @property
     def of_silos(self) -> dict[str, FileOfRows]:

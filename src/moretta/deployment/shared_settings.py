@@ -24,7 +24,6 @@ from moretta.config.run_files import RunFile, shared, specification_of
 from moretta.config.silo_file import SiloFile
 from moretta.data.alignment.partner import Alignment
 from moretta.data.datasets import table_of_part, table_parts
-from moretta.data.images.pixels import ImageForm
 from moretta.data.reading import ExpectedRows, Source, read
 from moretta.data.rows import Rows, Subjects, check_apart
 from moretta.data.settings import GRIDS, label_holders, shape_of_grid
@@ -185,9 +184,8 @@ def _expected_rows(run_file: RunFile) -> ExpectedRows:
             raise ParameterError('[data] schema: expected a column of kind "target", which the run learns to predict')
         if data.inputs is None:
             return ExpectedRows.of_table(table)
-        shape = data.shape  # of images, as `RunFile` has checked
-        image = ImageForm(shape[1], shape[0], *data.of_images)
-        return replace(ExpectedRows.of_table(table, image=image), inputs=shape, mask=masks and masks.shape)
+        of_table = ExpectedRows.of_table(table, image=data.image)
+        return replace(of_table, inputs=data.shape, mask=masks and masks.shape)
     if data.inputs is None:  # `RunFile` has checked it
         raise ParameterError("[data] inputs is missing; give the shape of a sample")
     tokens, may_lack = data.tokens is True, data.missing != "error"

@@ -112,6 +112,7 @@ class Federation:
         class_names: The names of classes 0, 1, ..
         table: What columns mean, for rows that were read by a schema (`moretta.data.tables.rows.read_table`). It sets
             what is filled in, and names columns and classes.
+        absent: Words that stand for no value in tables to predict, as `read_table` was given them.
         least_rows: The fewest rows of any silo, where rows are remote.
         score_at_silos: Have the silos score the final model on the rows that each holds back (`Silo.held_out`), and sum
             their scores in secret (`moretta.protocols.common.scoring`).
@@ -157,6 +158,7 @@ class Federation:
         feature_names: Sequence[str] = (),
         class_names: Sequence[str] = (),
         table: Schema | None = None,
+        absent: Sequence[str] = (),
         least_rows: int | None = None,
         score_at_silos: bool | Literal["classes"] = False,
         look: bool = False,
@@ -190,6 +192,7 @@ class Federation:
             missing=missing,
             standardise=python_arguments.standardised(standardise),
             standardise_targets=None if standardise_targets is False else standardise_targets,
+            absent=(absent,) if isinstance(absent, str) else tuple(absent),
             augment=("crop-flip" if augment else "none") if isinstance(augment, bool) else augment or "none",
             least_rows=least_rows,
             score_at_silos=score_at_silos,

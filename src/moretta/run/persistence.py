@@ -254,6 +254,8 @@ def inputs_of(of: Trainable, agreed: Preparation) -> dict[str, Any]:
     return {
         "shape": list(row_shape(of.silos)),
         **({} if of.layout is None else {"arrays": of.layout.dump()}),
+        **({"image": of.spec.data.image.plain()} if of.spec.data.has_images(of.spec.table) else {}),
+        **({"absent": list(of.spec.data.absent)} if of.spec.data.absent else {}),
         "outputs": of.outputs,
         **({"output": hook.name} if hook.name else {}),
         **({"mask": list(hook.mask)} if hook.mask else {}),

@@ -13,7 +13,7 @@ from moretta.contract.messages import Array
 from moretta.contract.wording import LEAST_SHOWN, did_you_mean
 from moretta.data.images.folder import FILE, read_labelled, read_unlabelled
 from moretta.data.images.pixels import ImageForm
-from moretta.data.images.sets import SETS, read_npz, scaled
+from moretta.data.images.sets import read_npz
 from moretta.data.reading import ExpectedRows, Source, of_arrays, read
 from moretta.data.rows import Rows, Subjects
 from moretta.data.tables.files import is_predicted, is_table, read_columns, written
@@ -169,11 +169,8 @@ def _images(source: Source, path: Path, model: TrainedModel, image: ImageForm, l
 
 def _arrays(path: Path, model: TrainedModel, expected: ExpectedRows) -> Rows:
     arrays, schema = read_npz(path), _of_arrays(model)
-    x = arrays.get("x")
-    if x is not None and model.source in SETS and x.dtype == np.uint8:
-        x = arrays["x"] = scaled(x)
-        if model.image is not None and x.shape[1:] == model.shape:
-            arrays["x"] = model.image.standardised(x)
+    if "x" in arrays:
+        arrays["x"] = model.pixels(arrays["x"])
     if model.mask and expected.labelled and "y" in arrays:
         arrays["y"] = model.fitting(arrays["y"], str(path))
     rows = of_arrays(arrays, expected, str(path))

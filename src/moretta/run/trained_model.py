@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
+from moretta.contract.lazy_rows import LazyRows
 from moretta.contract.messages import Array, Tensors
 from moretta.contract.wording import either, kind_of, names_keywords, path_of, says_keywords, shown
 from moretta.data import python_rows
 from moretta.data.images.pixels import ImageForm
-from moretta.data.images.sets import SETS
+from moretta.data.images.sets import scaled
 from moretta.data.layout import SampleLayout
 from moretta.data.references import OWN_CODE, is_reference
 from moretta.data.rows import as_features, as_positions, as_targets, check_finite
@@ -82,9 +83,13 @@ class TrainedModel(nn.Module):
         self.classes, self.columns = tuple(inputs["classes"]), tuple(inputs["columns"])
         self.integers = bool(inputs.get("integers", False))  # whether rows are token ids
         self.threshold: float | None = inputs.get("threshold")  # chosen on validation rows
-        self.form = run_file.data.form if run_file else Format()
-        self.source = run_file.data.source if run_file else ""
-        self.image = _image(run_file, self.table, self.shape)
+        self.form = run_file.data.form if run_file else Format(absent=tuple(map(str, inputs.get("absent", ()))))
+        pictures = run_file is not None and run_file.data.has_images(self.table)
+        image = run_file.data.image.plain() if run_file is not None and pictures else inputs.get("image")
+        self.image = None if image is None else ImageForm.of(image, self.shape)
+        if self.image is not None and self.image.channel_mean is not None:  # of the model's preparation from here on
+            self.preparation = self.preparation.behind(*self.image.scales(self.shape))
+            self.image = replace(self.image, channel_mean=None, channel_deviation=None)
         self.tables = [] if run_file is None else _tables(run_file)
         self.model = Prepared(network, self.preparation, self.may_lack)
         self.expand = None if self.expansion is None else Expanded(self.expansion)
@@ -151,7 +156,7 @@ class TrainedModel(nn.Module):
         if self.task != "classification" and not self.mask:
             raise ParameterError("predict_proba is for classes, and this model predicts numbers; use predict")
         outputs = self.at_positions(self.outputs(self._rows(x), "x"))
-        return probabilities(outputs.reshape(-1, outputs.shape[-1]), self.loss).reshape(outputs.shape)
+        return probabilities(outputs.reshape(-1, outputs.shape[-1]), self.loss).reshape(*outputs.shape[:-1], -1)
 
     @names_keywords()
     def evaluate(self, x: Any, y: Any, groups: Any = None) -> dict[str, Any]:
@@ -184,6 +189,10 @@ class TrainedModel(nn.Module):
         infinite ones, NaN where a value is required, and rows that the network fails on.
         """
         x = self._checked(x, where)
+        if self.image is not None and not isinstance(x, LazyRows) and ((x < 0) | (x > 1)).any():
+            raise ParameterError(
+                f"{where}: expected pixels from 0 to 1, or bytes (uint8); divide by the most of a pixel"
+            )
         device = str(next(self.network.parameters()).device)
         try:
             inputs = inputs_of(x, self.preparation, self.dtype, device)
@@ -232,6 +241,10 @@ class TrainedModel(nn.Module):
         check_finite(x, names, where, may_lack=self.may_lack if by_column else self.fills_absent)
         return x
 
+    def pixels(self, x: Array) -> Array:
+        """Return bytes of images as fractions of 255, and anything else unchanged."""
+        return scaled(x) if self.image is not None and x.dtype == np.uint8 else x
+
     def _is_coded(self, shape: Sequence[int]) -> bool:
         """Whether rows are a table's coded ones, not yet expanded."""
         return self.expansion is not None and tuple(shape[1:]) == (len(self.expansion.features),) != self.shape
@@ -254,7 +267,7 @@ class TrainedModel(nn.Module):
             self._wanted(python_rows.names_of(x))
             x = python_rows.in_order(x, self.columns, "x", "the run")
         plain: Any = python_rows.samples(x, "x")
-        rows = as_features(plain, "x")
+        rows = as_features(self.pixels(plain), "x")
         if rows.dtype.kind == "i" and not self.integers:  # numbers that have no fraction, by chance
             rows = rows.astype(np.float32)
         return self.expansion.apply(rows) if self.expansion is not None and self._is_coded(rows.shape) else rows
@@ -394,14 +407,6 @@ def _tables(run_file: RunFile) -> list[Path]:
     data = run_file.data
     files = [source for file in data.of_silos.values() for source in (file.source, file.test)]
     return [run_file.resolve(source) for source in (data.source, data.test, data.labels, data.path, *files) if source]
-
-
-def _image(run_file: RunFile | None, table: Schema | None, shape: tuple[int, ...]) -> ImageForm | None:
-    """Return the form of images in a run on image files; None for another run."""
-    if run_file is None or (run_file.data.source not in ("image-folder", *SETS) and (table is None or table.features)):
-        return None
-    data = run_file.data
-    return ImageForm(shape[1], shape[0], *data.of_images)
 
 
 def _run_file(folder: Path, choice: ModelChoice) -> RunFile | None:

@@ -6,13 +6,14 @@ orientation tag is refused, because Pillow would turn it.
 
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from moretta.contract.memory import check_memory, within_memory
 from moretta.data.images.scans import MOST_PIXELS, GreyWindow, is_dicom, is_nifti, read_dicom, read_nifti, refused
@@ -63,6 +64,25 @@ class ImageForm:
                 "channel-mean and channel-deviation: expected a number of each for every channel, deviations above 0; "
                 f"got {list(mean)} and {list(deviation)}"
             )
+
+    def plain(self) -> dict[str, Any]:
+        """Return the fields that are set, for JSON."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any], shape: Sequence[int]) -> Self:
+        """Return the form of `plain`, of images that become this shape. Raises ValueError for another content."""
+        form: Self = TypeAdapter(cls).validate_python({**plain})
+        if len(shape) == 3 and (form.channels or shape[0], form.size or shape[2]) != (shape[0], shape[2]):
+            raise ValueError("image")
+        return form
+
+    def scales(self, shape: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the channels' means and deviations for samples of a shape, which may be flat."""
+        mean, deviation = (np.array(values, np.float64) for values in (self.channel_mean, self.channel_deviation))
+        if len(shape) == 3:
+            return mean[:, None, None], deviation[:, None, None]
+        return np.repeat(mean, shape[0] // len(mean)), np.repeat(deviation, shape[0] // len(mean))
 
     def standardised(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return images [..., channels, height, width] by the channels' means and deviations, in their own memory.

@@ -276,7 +276,7 @@ SETS: dict[str, tuple[Callable[[Path], Images | None], str, str]] = {
 """Each set: its reader, the files it expects, and where to get them."""
 
 
-OFFICE_HOME_SIZE = 64  # pixels, unless the run file says
+OFFICE_HOME, OFFICE_HOME_SIZE = "office-home", 64  # the source; pixels, unless the run file says
 _DOMAINS = {
     "Art": ("Art",),
     "Clipart": ("Clipart",),
@@ -296,7 +296,7 @@ def load_office_home(folder: Path | None, size: int = OFFICE_HOME_SIZE) -> Image
     Raises ParameterError for a folder that is missing, lacks a domain or has no images, and for an unreadable image,
     by its name. Raises MissingExtra without Pillow.
     """
-    folder = existing_folder("office-home", folder, _EXPECTED, _WHERE)
+    folder = existing_folder(OFFICE_HOME, folder, _EXPECTED, _WHERE)
     places = _places(folder if not (folder / _ARCHIVE).is_dir() else folder / _ARCHIVE)
     inside = (path for place in places.values() for path in place.iterdir())
     categories = sorted({path.name for path in inside if path.is_dir() and not path.name.startswith(".")})

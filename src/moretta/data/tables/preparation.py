@@ -176,6 +176,11 @@ class Preparation:
         filled = np.where(absent, self.fill, x.astype(np.float64))
         return ((filled - self.mean) / self.deviation).astype(dtype)
 
+    def behind(self, mean: NDArray[np.float64], deviation: NDArray[np.float64]) -> Preparation:
+        """Return the preparation of values that first become (x - mean) / deviation."""
+        fill, own = mean + deviation * self.fill, mean + deviation * self.mean
+        return replace(self, fill=fill, mean=own, deviation=deviation * self.deviation)
+
     def scaled(self, y: NDArray[Any]) -> NDArray[Any]:
         """Return targets, as the loss takes them, scaled for training, in their dtype."""
         if not self.scales_targets:

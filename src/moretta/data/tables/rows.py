@@ -83,7 +83,8 @@ def read_table(
         separator: Between the cells of a .csv file: , ; | tab or blank. None detects the first two and a tab.
         decimal: Before a number's fraction, "." or ",".
         encoding: Of the text, such as "latin-1".
-        absent: Words that stand for no value; -9 also stands for -9.0.
+        absent: Words that stand for no value; -9 also stands for -9.0. Give a `Federation` the same, for rows to
+            predict.
 
     Returns:
         TableRows: Coded inputs, x [rows, inputs] after expansion, y, ids, groups, and the rows that were left out.
