@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from measure import figure, main, ratio
@@ -41,11 +42,12 @@ def compare(silos: int, arguments: argparse.Namespace) -> dict[str, Any]:
     plan = SecureAggregation().rules(None).plan(silos)
     shares = min(plan.degree + 1, silos) if plan.degree else silos
     task = Task(arguments.model, silos, arguments.rows, arguments.rounds + WARM, False, shares, plan.threshold)
-    told: dict[str, list[Told]] = {name: [] for name in CASES}
+    cases = {name: CASES[name] for name in arguments.cases.split(",")}
+    told: dict[str, list[Told]] = {name: [] for name in cases}
     about: dict[str, Any] = {}
     for _ in range(arguments.repeats):
         weights = {"start": {name: value.numpy() for name, value in task.build().state_dict().items()}}
-        for name, (script, masks, bits) in CASES.items():
+        for name, (script, masks, bits) in cases.items():
             one, weights[name] = play(arguments.flower, script, replace(task, masks=masks, ring_bits=bits), 2)
             told[name].append(one)
         about[f"{silos}_weights_differ"] = difference(**weights)
@@ -53,7 +55,9 @@ def compare(silos: int, arguments: argparse.Namespace) -> dict[str, Any]:
         about |= {f"{silos}_{name}_{key}": value for key, value in figures(runs).items()}
         for way, (number, when) in ((way, one) for way in ("down", "up") for one in enumerate(("first", "later"))):
             about[f"{silos}_{name}_{way}_{when}_mib"] = figure([one[way][number] for one in runs], "MiB", 2**-20)
-    for ours, theirs in (("ours_64", "plain"), ("ours_32", "plain"), ("secagg", "plain"), ("ours_64", "secagg")):
+    for ours, theirs in product(told, ("plain", "secagg")):
+        if ours in ("plain", theirs) or theirs not in told:
+            continue
         measures = {"seconds": _round, "processor": _processor, "bytes_first": _first, "bytes_later": _later}
         for key, measure in measures.items():
             pair = [[measure(each) for each in told[name]] for name in (ours, theirs)]
@@ -84,6 +88,7 @@ if __name__ == "__main__":
         ("--flower", {"required": True, "help": "a Python that has flwr, ray and torch"}),
         ("--model", {"default": "wide"}),
         ("--silos", {"default": "20", "help": "numbers of clients, such as 20,100"}),
+        ("--cases", {"default": ",".join(CASES), "help": "such as plain,ours_32"}),
         ("--rows", {"type": int, "default": 30}),
         ("--rounds", {"type": int, "default": 5, "help": "timed rounds of a run"}),
         ("--repeats", {"type": int, "default": 3}),

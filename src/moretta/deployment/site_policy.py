@@ -15,6 +15,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -186,6 +187,12 @@ def above_floors(
             )
 
 
+@lru_cache(maxsize=4)
+def _sums_of(text: str) -> SecureAggregation:
+    """Return [secure-aggregation] from TOML; cached, as another framework's site reads a run's for each message."""
+    return run_files.section("secure-aggregation", SecureAggregation, run_files.parse_toml(text, Path("run.toml")))
+
+
 def permitted_sums(text: str, players: Participation, site: SiloFile) -> SecureAggregation:
     """Return the settings of sums in another framework's run, with this site's own keys, if it takes part.
 
@@ -199,9 +206,7 @@ def permitted_sums(text: str, players: Participation, site: SiloFile) -> SecureA
         ParameterError: silo.toml names a roster that cannot be read.
     """
     with _refusing():
-        secure = run_files.section(
-            "secure-aggregation", SecureAggregation, run_files.parse_toml(text, Path("run.toml"))
-        )
+        secure = _sums_of(text)
     if secure.roster is not None or secure.identity is not None:
         raise PolicyError(
             "[secure-aggregation] names a roster or an identity; only a machine's own files may name them"
