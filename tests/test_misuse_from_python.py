@@ -24,10 +24,15 @@ from moretta import (
     FedSGD,
     Local,
     Result,
+    Schema,
     Silo,
+    read_table,
+    split_rows,
 )
+from moretta.data.tables.schema import Number, Target
 from moretta.errors import ParameterError
 from moretta.run.inputs import count_outputs
+from moretta.run.trained_model import TrainedModel
 
 # -- Models that were trained ------------------------------------------------------------------------------------------
 
@@ -318,15 +323,121 @@ def test_frames_agree_on_the_order_of_columns() -> None:
     assert np.isnan(absent.x[0, 0])
 
 
-def test_targets_in_another_order_than_their_rows_are_refused() -> None:
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> TrainedModel:
+    return make(feature_names=list("abcd"), class_names=["no", "yes", "perhaps"]).train(1).raw_model()
+
+
+ROWS_TWICE: dict[str, Callable[[Any, Any, Any, TrainedModel], Any]] = {
+    "y of a silo": lambda x, y, z, model: Silo("a", x, z),
+    "ids of a silo": lambda x, y, z, model: Silo("a", x, y, ids=z),
+    "groups of a silo": lambda x, y, z, model: Silo("a", x, y, groups=z),
+    "groups beside labels alone": lambda x, y, z, model: Silo("a", x.to_numpy(), y, groups=z),
+    "arrays by name": lambda x, y, z, model: Silo("a", {"a": x["a"], "b": z}, y.to_numpy()),
+    "held_out": lambda x, y, z, model: Silo("a", x, y, held_out=(x, z)),
+    "test": lambda x, y, z, model: make(test=(x, z)),
+    "validation": lambda x, y, z, model: make(validation=(x, z)),
+    "labels to score": lambda x, y, z, model: model.evaluate(x, z),
+    "groups to score": lambda x, y, z, model: model.evaluate(x, y, z),
+    "groups of an array to score": lambda x, y, z, model: model.evaluate(x.to_numpy(), y, z),
+    "columns to predict": lambda x, y, z, model: model.predict({**dict(x), "d": z}),
+    "columns to score": lambda x, y, z, model: model.evaluate({**dict(x), "d": z}, y),
+    "groups to split": lambda x, y, z, model: split_rows(y * 1.0, 0.3, groups=z),
+    "columns of a table": lambda x, y, z, model: read_table(
+        {"a": x["a"], "b": z}, Schema(columns={"a": Number(), "b": Number()}), labelled=False
+    ),
+}
+
+
+@pytest.mark.parametrize("call", ROWS_TWICE.values(), ids=ROWS_TWICE)
+def test_columns_in_another_order_than_their_rows_are_refused(call: Any, named: TrainedModel) -> None:
+    """Only targets of a silo were compared by index: groups, ids and labels to score were paired by position."""
     pandas = pytest.importorskip("pandas")
     frame, y = pandas.DataFrame(X, columns=list("abcd")), pandas.Series(Y)
-    kept = frame["a"] > 0
-    assert (Silo("a", frame[kept], y[kept]).y == Y[kept.to_numpy()]).all()
-    with pytest.raises(ParameterError, match=r"silo `a`: the indices of x and y differ; .*give y\.to_numpy\(\)"):
-        Silo("a", frame, y[::-1])
-    with pytest.raises(ParameterError, match=r"test: the indices of x and y differ"):
-        make(silos=[Silo("a", frame, y), Silo("b", frame, y)], test=(frame, y[::-1]))
+    kept = frame["a"] > frame["a"].min()
+    call(frame[kept], y[kept], y[kept], named)
+    call(frame[kept], y[kept], y[kept].to_numpy(), named)
+    with pytest.raises(ParameterError, match=r"the indices of .* and .* differ; .*give .*\.to_numpy\(\)"):
+        call(frame, y, y[::-1], named)
+
+
+def test_frames_and_names_are_those_of_the_schema() -> None:
+    """A model was trained on columns in the frames' order, and took them in the schema's afterwards."""
+    pandas = pytest.importorskip("pandas")
+    columns: dict[str, Any] = {name: Number() for name in "abcd"}
+    table = Schema(columns=columns | {"y": Target(classes=("no", "yes", "perhaps"))})
+    frame = pandas.DataFrame(X, columns=list("dbca"))
+    turned, own = frame[list("cabd")], frame[list("abcd")].to_numpy()
+    of: dict[str, Any] = {"table": table, "test": (frame, Y), "validation": (turned, Y)}
+    framed = [Silo("a", frame, Y, held_out=(turned, Y)), Silo("b", turned, Y)]
+    for silos in (framed, framed[::-1], [Silo("a", own, Y), Silo("b", own, Y)]):
+        made = make(silos=silos, **of)
+        assert made.feature_names == tuple("abcd")
+        held = [part for part in (made.test, made.validation, *(silo.held_out for silo in made.silos)) if part]
+        assert all((x == own).all() for x in (*(part[0] for part in held), *(silo.x for silo in made.silos)))
+    result = make(silos=framed, feature_names=list("abcd"), class_names=["no", "yes", "perhaps"], **of).train(5)
+    assert result.test is not None
+    for x in (frame, turned, own):
+        assert result.evaluate(x, Y)["figures"]["accuracy"]["value"] == result.test["accuracy"]
+    with pytest.raises(
+        ParameterError, match=r"silo `a` lacks the column 'a', which the table has; give its read_table"
+    ):
+        make(silos=[Silo("a", frame.rename(columns={"a": "age"}), Y), Silo("b", frame, Y)], table=table)
+    with pytest.raises(ParameterError, match=r"silo `a` has the column 'e', which the table has not"):
+        make(silos=[Silo("a", frame.assign(e=1.0), Y), Silo("b", frame.assign(e=1.0), Y)], table=table)
+    with pytest.raises(
+        ParameterError, match=r"feature_names: expected the table's own, .* \(a, b, c, d\); got d, b, c"
+    ):
+        make(silos=framed, table=table, feature_names=list(frame.columns))
+    with pytest.raises(ParameterError, match=r"class_names: expected the table's own, .*; got yes, no, perhaps: leave"):
+        make(silos=framed, table=table, class_names=["yes", "no", "perhaps"])
+
+
+NUMBERED = {
+    "the numbers of classes": ([0, 1, 2], [0, 1, 2]),
+    "names": ([1, 2, 3], [0, 1, 2]),
+    "names of some classes": ([3, 2], [2, 1]),
+    "either": ([1, 2], None),
+    "neither": ([0, 3], None),
+}
+
+
+@pytest.mark.parametrize("form", [np.int64, np.float32, np.uint8, object, "Int64", "category", str, "frame"])
+@pytest.mark.parametrize(("labels", "classes"), NUMBERED.values(), ids=NUMBERED)
+def test_labels_that_are_numbers_may_be_names(labels: list[int], classes: list[int] | None, form: Any) -> None:
+    """Classes called 1, 2 and 3 had their labels taken for places from 0, and a model without a fault scored 0."""
+    pandas = pytest.importorskip("pandas")
+    y: Any = pandas.Series(labels).astype("int64" if form == "frame" else form)
+    y = y.to_frame() if form == "frame" else y
+    model = make(class_names=["1", "2", "3"]).train(1, progress=False).raw_model()
+    if form is str:
+        classes = None if 0 in labels else [label - 1 for label in labels]
+    if classes is None:
+        with pytest.raises(ParameterError, match=r"may be names of classes or count|does not fit|no class"):
+            model.evaluate(X[: len(labels)], y)
+    else:
+        assert model.evaluate(X[: len(labels)], y) == model.evaluate(X[: len(labels)], [str(k + 1) for k in classes])
+
+
+@pytest.mark.parametrize(
+    ("names", "labels", "classes"),
+    [
+        (("False", "True"), [False, True], [0, 1]),
+        (("True", "False"), [False, True], None),
+        (("1", "0"), [0, 1], None),
+        (("1", "0"), [False, True], None),
+        (("10", "20"), [20.0, 10.0], [1, 0]),
+        (("0", "1"), [1, 0], [1, 0]),
+        (("no", "yes"), [1, 0], [1, 0]),
+    ],
+)
+def test_labels_of_two_classes(names: tuple[str, ...], labels: list[Any], classes: list[int] | None) -> None:
+    model = make(model=nn.Linear(4, 2), silos=[Silo(n, X, Y % 2) for n in "ab"], class_names=names).train(1).raw_model()
+    if classes is None:
+        with pytest.raises(ParameterError, match="y: its numbers may be names of classes or count them from 0"):
+            model.evaluate(X[:2], labels)
+    else:
+        assert model.evaluate(X[:2], labels)["figures"] == model.evaluate(X[:2], [names[k] for k in classes])["figures"]
 
 
 def test_a_callback_may_be_wrapped_by_what_takes_more() -> None:

@@ -16,7 +16,7 @@ from moretta.contract.lazy_rows import LazyRows
 from moretta.contract.wording import kind_of, nearest
 from moretta.data.layout import Samples
 from moretta.data.rows import are_positions, as_positions
-from moretta.data.tables.files import check_dense, is_sparse
+from moretta.data.tables.files import check_dense, check_order, is_sparse
 from moretta.errors import ParameterError
 
 NUMBERS = "fiub"
@@ -32,11 +32,13 @@ def names_of(x: Any) -> tuple[str, ...]:
     return tuple(str(name) for name in x.columns) if is_frame(x) else ()
 
 
-def rows_and_targets(x: Any, y: Any, where: str) -> tuple[Samples, NDArray[np.generic]]:
+def rows_and_targets(x: Any, y: Any, where: str, **further: Any) -> tuple[Samples, NDArray[np.generic]]:
     """Return inputs and targets as arrays. y: None where x is a Dataset of samples with their targets.
 
-    where: begins the sentence of an error. Raises `moretta.errors.ParameterError` for anything but rows of numbers.
+    where: begins the sentence of an error. further: other columns of the same rows, whose order is checked.
+    Raises `moretta.errors.ParameterError` for anything but rows of numbers.
     """
+    check_order({"x": x, "y": y, **further}, where)
     _refuse_streams(x, where)
     if is_dataset(x):
         if y is not None:
@@ -44,19 +46,7 @@ def rows_and_targets(x: Any, y: Any, where: str) -> tuple[Samples, NDArray[np.ge
         x, y = _of_dataset(x, where)
     if y is None:
         raise ParameterError(f"{where}: y is missing; give a target for each row")
-    _check_index(x, y, where)
     return samples(x, where), targets_of(y, where)
-
-
-def _check_index(x: Any, y: Any, where: str) -> None:
-    """Check that rows and targets of pandas are in one order, where both have an index."""
-    equals = getattr(getattr(x, "index", None), "equals", None)
-    alike = is_frame(x) and hasattr(y, "index") and hasattr(y, "to_numpy") and len(x) == len(y)
-    if alike and equals is not None and not equals(y.index):
-        raise ParameterError(
-            f"{where}: the indices of x and y differ; expected the same row order: reorder one of them, or give "
-            "y.to_numpy() if the rows already match"
-        )
 
 
 def is_dataset(x: object) -> bool:

@@ -105,7 +105,7 @@ class Silo:
         if self.fit is not None and not callable(self.fit):
             raise ParameterError(f"{where}: fit: expected a function of model, x, y and round; got {kind_of(self.fit)}")
         held = dict[str, Any](names=python_rows.names_of(self.x) or self.names, layout=self.layout)
-        held["x"], held["y"] = python_rows.rows_and_targets(self.x, self.y, where)
+        held["x"], held["y"] = python_rows.rows_and_targets(self.x, self.y, where, ids=self.ids, groups=self.groups)
         if isinstance(held["x"], Mapping):
             held["x"], held["layout"] = pack(held["x"], where)
         for name in ("ids", "groups"):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from moretta.contract.wording import names_keywords
 from moretta.data.rows import class_of
+from moretta.data.tables.files import check_order
 from moretta.errors import ParameterError, RowsError
 
 log = logging.getLogger("moretta")
@@ -140,6 +141,7 @@ def split_rows(
     Raises:
         ParameterError: Fractions leave no rows to train on, or a part has none.
     """
+    check_order({"y": y, "groups": groups}, "split_rows")
     targets = np.asarray(y)
     if targets.dtype.kind not in "iuf":  # truths are classes too
         targets = np.unique(targets.astype(str), return_inverse=True)[1]

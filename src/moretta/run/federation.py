@@ -108,10 +108,10 @@ class Federation:
         insecure_secret_seed: For tests only: all secrets follow from it.
         run_file: The run file as resolved and its digest; `resume` compares them.
         settings: The sections of that run file, for the record.
-        feature_names: The names of x's columns.
-        class_names: The names of classes 0, 1, ..
+        feature_names: The names of x's columns; a table has its own.
+        class_names: The names of classes 0, 1, ..; a table with classes has its own.
         table: What columns mean, for rows that were read by a schema (`moretta.data.tables.rows.read_table`). It sets
-            what is filled in, and names columns and classes.
+            what is filled in, and names columns and classes; frames are put in its order.
         absent: Words that stand for no value in tables to predict, as `read_table` was given them.
         least_rows: The fewest rows of any silo, where rows are remote.
         score_at_silos: Have the silos score the final model on the rows that each holds back (`Silo.held_out`), and sum
@@ -181,9 +181,7 @@ class Federation:
             participation=participation,
             insecure_secret_seed=insecure_secret_seed,
         )
-        silos, feature_names = python_arguments.columns_agreed(
-            python_arguments.listed(silos), python_arguments.names_in("feature_names", feature_names)
-        )
+        silos, feature_names = python_arguments.columns_agreed(python_arguments.listed(silos), feature_names, table)
         data = python_arguments.section(
             Data,
             source=PYTHON,
@@ -199,7 +197,7 @@ class Federation:
             look=look,
             validation_fraction=validation_fraction,
         )
-        class_names = python_arguments.names_in("class_names", class_names)
+        class_names = python_arguments.names_in("class_names", class_names, () if table is None else table.classes)
         if task:
             check_choice("task", task, ("classification", "regression"))
         elif task is None and silos:

@@ -171,8 +171,9 @@ def _arrays(path: Path, model: TrainedModel, expected: ExpectedRows) -> Rows:
     arrays, schema = read_npz(path), _of_arrays(model)
     if "x" in arrays:
         arrays["x"] = model.pixels(arrays["x"])
-    if model.mask and expected.labelled and "y" in arrays:
-        arrays["y"] = model.fitting(arrays["y"], str(path))
+    if expected.labelled and "y" in arrays:
+        y = arrays["y"]
+        arrays["y"] = model.fitting(y, str(path)) if model.mask else model.class_numbers(y, f"{path}: y")
     rows = of_arrays(arrays, expected, str(path))
     if schema is not None and rows.x.ndim == 2 and rows.x.shape[1] == len(schema.features) < len(model.columns):
         return replace(rows, x=expansion_of(schema).apply(rows.x))  # with marks of what is absent

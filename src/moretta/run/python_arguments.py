@@ -19,6 +19,7 @@ from moretta.data import python_rows
 from moretta.data.references import OWN_CODE
 from moretta.data.rows import class_of
 from moretta.data.silo import Silo, layout_of, row_shape
+from moretta.data.tables.rows import expansion_of
 from moretta.data.tables.schema import Schema
 from moretta.engines.settings import Engine
 from moretta.errors import ParameterError
@@ -166,14 +167,20 @@ def listed(silos: object) -> list[Silo]:
     return rows
 
 
-def names_in(keyword: str, value: object) -> tuple[str, ...]:
+def names_in(keyword: str, value: object, table: Sequence[str] = ()) -> tuple[str, ...]:
     """Return names of columns or classes, from a list, an array or a frame's columns.
 
-    Raises `moretta.errors.ParameterError`, naming the keyword, for anything but a list of words.
+    table: the names that a schema sets, if any. Raises `moretta.errors.ParameterError`, naming the keyword, for
+    anything but a list of words, and for other names or another order than the table's.
     """
     names = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
         raise ParameterError(f"{keyword}: expected a list of words, such as ['no', 'yes']; got {kind_of(value)}")
+    if names and table and tuple(names) != tuple(table):
+        raise ParameterError(
+            f"{keyword}: expected the table's own, in its order ({', '.join(table):.200}); got "
+            f"{', '.join(names):.200}: leave {keyword} out"
+        )
     return tuple(names)
 
 
@@ -198,24 +205,29 @@ def task_of(silos: Sequence[Silo], loss: str) -> str:
     return "regression" if numbers else "classification"
 
 
-def columns_agreed(silos: Sequence[Silo], names: Sequence[str]) -> tuple[list[Silo], Sequence[str]]:
+def columns_agreed(silos: Sequence[Silo], value: object, table: Schema | None) -> tuple[list[Silo], Sequence[str]]:
     """Return silos with the columns of their frames in one order, and the names in that order.
 
-    names: the user's, else the first silo's. Arrays have no names, and stay as they are.
+    value: the user's feature_names. The names are the table's, else the user's, else the first silo's. Arrays have no
+    names, and stay as they are.
     Raises `moretta.errors.ParameterError`, naming silo and column, if silos have other columns, or only some have
     names.
     """
+    of_table = () if table is None else expansion_of(table).names
+    names = names_in("feature_names", value, of_table)
     framed = [silo for silo in silos if silo.names]
     if not framed:
         _check_count(names, silos[0])
-        return list(silos), names
+        return list(silos), of_table or names
     bare = next((silo for silo in silos if not silo.names and not silo.remote), None)
     if bare is not None:
         raise ParameterError(
             f"silo `{bare.name}` has rows without names of columns, and `{framed[0].name}` has a frame; give all as "
             "frames, or all as arrays in one order"
         )
-    columns, owner = (tuple(names), "feature_names") if names else (framed[0].names, f"`{framed[0].name}`")
+    columns, owner = (names, "feature_names") if names else (framed[0].names, f"`{framed[0].name}`")
+    if of_table:
+        columns, owner = of_table, "the table"
     return [_ordered(silo, columns, owner) for silo in silos], columns
 
 
@@ -237,7 +249,8 @@ def _ordered(silo: Silo, columns: Sequence[str], owner: str) -> Silo:
         close = nearest(name, [column for column in (silo.names if name in columns else columns) if column != name])
         hint = f" (its {close!r}?)" if close and name in columns else ""
         other = "has" if name in columns else "has not"
-        raise ParameterError(f"silo `{silo.name}` {lack}{hint}, which {owner} {other}; give all silos the same columns")
+        remedy = "give its read_table(frame, table).x" if owner == "the table" else "give all silos the same columns"
+        raise ParameterError(f"silo `{silo.name}` {lack}{hint}, which {owner} {other}; {remedy}")
     if silo.names == tuple(columns):
         return silo
     order = [silo.names.index(name) for name in columns]

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +26,7 @@ from moretta.data.layout import SampleLayout
 from moretta.data.references import OWN_CODE, is_reference
 from moretta.data.rows import as_features, as_positions, as_targets, check_finite
 from moretta.data.tables import schema
-from moretta.data.tables.files import Format, as_columns
+from moretta.data.tables.files import NUMBER, Format, as_columns, check_order
 from moretta.data.tables.preparation import Expansion, Preparation
 from moretta.data.tables.rows import encode, expansion_of
 from moretta.data.tables.schema import Schema
@@ -162,25 +163,49 @@ class TrainedModel(nn.Module):
     def evaluate(self, x: Any, y: Any, groups: Any = None) -> dict[str, Any]:
         """Return how good the model is on labelled rows: `moretta.run.metrics.judged`.
 
-        x: as `predict` takes it. y: the classes' names or numbers, or numbers or masks as the targets were. groups:
-        whom each row is about, where several rows are about one. Raises as `predict` does, and for targets that do not
-        fit.
+        x: as `predict` takes it. y: the classes' names, or their numbers from 0 if these are no other classes' names;
+        or numbers or masks as the targets were. groups: whom each row is about, where several rows are about one.
+        Raises as `predict` does, and for targets that do not fit.
         """
-        outputs, truths = self.outputs(self._rows(x), "x"), np.asarray(y)
-        if self.classes and truths.dtype.kind in "OU":
-            places = {name: place for place, name in enumerate(self.classes)}
-            numbers = [places.get(str(word), -1) for word in truths]
-            if wrong := numbers.count(-1):
-                raise ParameterError(
-                    f"y: {wrong} of {len(truths)} words are no class; expected {either(map(shown, self.classes))}"
-                )
-            truths = np.array(numbers)
+        check_order({"x": x, "y": y, "groups": groups}, "evaluate")
+        outputs, truths = self.outputs(self._rows(x), "x"), self.class_numbers(np.asarray(y), "y")
         kind: Any = self.task
         targets = self.fitting(truths, "y") if self.mask else as_targets(truths, "y", kind)[0]
         if len(targets) != len(outputs):
             raise ParameterError(f"y: expected one target a row, {len(outputs)}; got {len(targets)}")
         whom = None if groups is None else python_rows.subjects(groups, len(outputs), "groups")
         return judged(outputs, targets, self.task, self.loss, self.classes, whom, threshold=self.threshold)
+
+    def class_numbers(self, y: NDArray[Any], where: str) -> NDArray[Any]:
+        """Return labels as the numbers of classes where they are names; others unchanged.
+
+        where: begins the sentence of an error. Raises `moretta.errors.ParameterError` for words that name no class, and
+        for numbers that may be names, such as 1 where the first class is called "1".
+        """
+        if not self.classes or self.task != "classification" or math.prod(y.shape[1:]) != 1:
+            return y
+        y = y.reshape(-1)
+        if y.dtype.kind == "O" and not any(isinstance(label, str) for label in y):
+            y = np.array(y.tolist())  # of the labels' own kind
+        if y.dtype.kind in "OU":
+            places = {name: place for place, name in enumerate(self.classes)}
+            numbers = np.array([places.get(str(word), -1) for word in y])
+            if wrong := int((numbers < 0).sum()):
+                raise ParameterError(
+                    f"{where}: {wrong} of {len(y)} words are no class; expected {either(map(shown, self.classes))}"
+                )
+            return numbers
+        labels, which = np.unique(y, return_inverse=True)
+        named = {_value(name): place for place, name in enumerate(self.classes)}
+        numbers = np.array([named.get(float(label), -1) for label in labels])
+        if (numbers < 0).any() or (numbers == labels).all():
+            return y
+        if np.isin(labels, range(len(self.classes))).all():
+            raise ParameterError(
+                f"{where}: its numbers may be names of classes or count them from 0, and the classes are called "
+                f"{either(map(shown, self.classes))}; give the names as text"
+            )
+        return numbers[which]
 
     def outputs(self, x: Array, where: str) -> NDArray[np.floating[Any]]:
         """Return the outputs, [rows, outputs], of a silo's rows, which may be lazy.
@@ -253,6 +278,7 @@ class TrainedModel(nn.Module):
         """Return rows in a silo's form: numbers, NaN for an absent value."""
         if python_rows.is_dataset(x):
             raise ParameterError("x: got a Dataset; give its samples alone, as an array")
+        check_order({"x": x}, "x")
         if self.layout is not None:
             if not isinstance(x, Mapping):
                 raise ParameterError(f"x: expected {self.layout}, as a mapping of arrays")
@@ -384,6 +410,12 @@ def _module(
     module = module.to(modules.DTYPES[inputs["dtype"]])
     modules.load(module, tensors)
     return module
+
+
+def _value(name: str) -> float | None:
+    """Return the number that a class's name writes, 1 for true and 0 for false, or None."""
+    word = {"true": "1", "false": "0"}.get(name.lower(), name)
+    return float(word) if re.fullmatch(NUMBER, word) else None
 
 
 def _mask(inputs: Mapping[str, Any]) -> tuple[int, ...]:

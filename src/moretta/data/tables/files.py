@@ -26,6 +26,7 @@ import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, Literal, get_args
@@ -142,6 +143,24 @@ def _columns(path: Path, form: Format, leave_out: Collection[str]) -> dict[str, 
     return columns
 
 
+def check_order(columns: Mapping[str, Any], where: str) -> None:
+    """Raise `moretta.errors.ParameterError` where columns of pandas are in different orders, by their indices.
+
+    columns: of the same rows, by the names of arguments; a mapping is a column for each of its keys.
+    """
+    flat = dict[str, Any]()
+    for name, value in columns.items():
+        several = isinstance(value, Mapping)
+        flat |= {f"{name}[{key!r}]": part for key, part in value.items()} if several else {name: value}
+    indexed = [(name, part) for name, part in flat.items() if hasattr(getattr(part, "index", None), "equals")]
+    for (first, own), (name, part) in pairwise(indexed):
+        if len(part) == len(own) and not own.index.equals(part.index):
+            raise ParameterError(
+                f"{where}: the indices of {first} and {name} differ; expected the same row order: reorder one of them, "
+                f"or give {name}.to_numpy() if the rows already match"
+            )
+
+
 def as_columns(
     frame: Any, where: str, form: Format | None = None, leave_out: Collection[str] = ()
 ) -> dict[str, Column]:
@@ -151,6 +170,7 @@ def as_columns(
     Raises `moretta.errors.ParameterError` for columns of unequal length, or of other values than numbers, words, dates.
     """
     names = list(frame if isinstance(frame, Mapping) else frame.columns)
+    check_order({"columns": frame}, where)
     check_names([str(name) for name in names], where)
     kept = [name for name in names if name not in leave_out]
     columns = {str(name): _of_frame(frame[name], f"{where}: column {str(name)!r}", form or Format()) for name in kept}
