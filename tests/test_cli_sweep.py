@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from test_cli import call, here  # noqa: F401  # a fixture
+from test_cli import call, here, patients  # noqa: F401  # a fixture
 
 from moretta.commands import compare as command
 from moretta.commands.train import train_with_bar
@@ -148,6 +149,22 @@ def test_a_sweep_that_was_stopped_goes_on_where_it_was(here: Path, monkeypatch: 
     assert math.isfinite(done.told["spread"]["fedsgd"]["loss"]["deviation"])
     losses = done.told["spread"]["fedsgd"]["loss"]["values"]
     assert done.told["spread"]["fedsgd"]["loss"]["deviation"] == pytest.approx(statistics.stdev(losses))
+
+
+@pytest.mark.parametrize("more", [("--seeds", "7,8"), ("--variant", "protocol.learning-rate=0.5")])
+def test_a_sweep_goes_on_with_the_rows_that_it_began_with(here: Path, more: tuple[str, str]) -> None:  # noqa: F811
+    """It chose among runs of which some had been trained and scored on rows that are no longer there."""
+    words = ("compare", "run.toml", "--protocols", "fedsgd", *VALIDATED, "--out", "all")
+    begun = ("--seeds", "1") if "--seeds" in more else ("--variant", "protocol.learning-rate=0.2")
+    assert call(*words, *begun).code == 0
+    before = (here / "patients.csv").read_text()
+    (here / "patients.csv").write_text(patients(seed=1))
+    further = more if "--seeds" in more else (*begun, *more)
+    sentence = call(*words, *further, "--resume").sentence
+    assert re.search(r"the rows of silo-1, .*the test part, the validation part have changed since", sentence)
+    assert len(list((here / "all").glob("**/result.json"))) == (1 if "--seeds" in more else 2)
+    (here / "patients.csv").write_text(before)
+    assert call(*words, *further, "--resume").code == 0
 
 
 def test_what_does_not_go_together_is_one_sentence(here: Path) -> None:  # noqa: F811

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -301,6 +302,38 @@ def test_rows_that_have_changed_are_refused_by_their_silos_name(tmp_path: Path) 
         changed.train(4, resume=True)
     assert snapshot(tmp_path / "run") == before
     assert (tmp_path / "run" / "rows.json").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("part", ["test", "validation", "held_out", "silo_validation"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_rows_that_nobody_trains_on_are_the_same_too(part: str, place: int, tmp_path: Path) -> None:
+    """Only rows to train on were compared: a test file changed on the way, and the result did not say so."""
+    rows = (np.ones((5, 4)), np.arange(5) % 3)
+    names = {"test": "the test part", "held_out": "the silos' parts for scores"}
+
+    def again() -> Federation:
+        copies = {name: (rows[0].copy(), rows[1].copy()) for name in ("test", "validation")}
+        made = make("fedsgd", tmp_path, **(copies if part in copies else {}))
+        if part not in copies:
+            own = {part.removeprefix("silo_"): (rows[0].copy(), rows[1].copy())}
+            made.silos = [replace(silo, **own) if silo.name == "south" else silo for silo in made.silos]
+        return made
+
+    again().train(2, SEED)
+    again().train(3, SEED, resume=True)
+    changed = again()
+    own: Any = changed.silos[1]
+    held = getattr(own, part.removeprefix("silo_")) if part not in ("test", "validation") else getattr(changed, part)
+    held[place][0] = 2
+    before = snapshot(tmp_path)
+    with pytest.raises(ParameterError, match=f"the rows of {names.get(part, 'the validation part')} have changed"):
+        changed.train(4, SEED, resume=True)
+    assert snapshot(tmp_path) == before
+    kept = json.loads((tmp_path / "rows.json").read_text())
+    (tmp_path / "rows.json").write_text(json.dumps({name: kept[name] for name in ("north", "south", "east")}))
+    changed.train(4, SEED, resume=True)  # as an earlier version left it
+    (tmp_path / "rows.json").unlink()
+    changed.train(5, SEED, resume=True)
 
 
 def test_other_settings_from_python_are_refused_too(tmp_path: Path) -> None:

@@ -162,6 +162,25 @@ def test_each_silo_may_have_test_rows_of_its_own(here: Path) -> None:
         federation_of(run_files.load("run.toml"), None)
 
 
+@pytest.mark.parametrize("kind", ["id", "group"])
+@pytest.mark.parametrize("part", ["test", "validation"])
+def test_a_person_of_two_files_is_on_one_side(kind: str, part: str, here: Path) -> None:
+    """Ids were lost where files were joined: most test rows were about people whom a silo trained on."""
+    (here / "schema.toml").write_text(SCHEMA.replace('"id"', f'"{kind}"'))
+    rows, names = people(), ("person", "age", "ward", "claims", "outcome")
+    for place, row in enumerate(rows):
+        row["age"] = str(place)  # tells who somebody is
+    write(here / "north.csv", rows, *names)
+    write(here / "south.csv", rows[::-1][:40], *names)
+    data = "test-fraction = 0\nvalidation-fraction = 0.2" if part == "validation" else "test-fraction = 0.2"
+    federation = federation_of(run_files.load(run(data, FEDSGD, 'north = "north.csv"\nsouth = "south.csv"')), None)
+    held = getattr(federation, part)
+    assert 16 <= len(held[0]) <= 24
+    trained = np.concatenate([silo.x[:, 0] for silo in federation.silos])
+    assert not np.isin(held[0][:, 0], trained).any()
+    assert len(trained) + len(held[0]) == 100
+
+
 def test_nobody_is_in_a_silos_file_and_in_the_table_of_test_rows(here: Path) -> None:
     path = run('test = "whole.csv"', FEDSGD, 'a = "a.csv"\nb = "whole.csv"')
     write(here / "a.csv", people(), "person", "age", "ward", "claims", "outcome")

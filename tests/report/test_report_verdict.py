@@ -224,6 +224,46 @@ def test_baselines_stand_beside_a_run_that_is_alike(make_run):
     assert "beside" not in sentences(run, other, later)[0]
 
 
+@pytest.mark.parametrize(
+    ("own", "theirs", "alike"),
+    [
+        ({"rows": 284}, {"rows": 57}, False),
+        ({"rows": 57}, {"rows": 57}, True),
+        ({}, {"rows": 57}, True),  # of an earlier version
+        ({"rows": 57, "digest": "a"}, {"rows": 57, "digest": "b"}, False),
+        ({"rows": 57, "digest": "a"}, {"rows": 57, "digest": "a"}, True),
+        ({"rows": 57, "digest": "a"}, {"rows": 57}, True),
+        ({"rows": 57, "digest": "a", "by": "silos"}, {"rows": 57, "digest": "b", "by": "silos"}, False),
+        ({"rows": 57, "by": "silos"}, {"rows": 57}, False),
+    ],
+)
+def test_scores_on_other_rows_do_not_stand_beside_each_other(make_run, tmp_path, own, theirs, alike):
+    """A run on 284 test rows stood beside a baseline on 57 others, whose table of classes it got too."""
+    tables = {"by_class": [{"class": "no", "rows": 40, "predicted": 40}, {"class": "yes", "rows": 17, "predicted": 17}]}
+    folders = []
+    for protocol, told in (("fedsgd", own), ("local", theirs)):
+        scores = {"loss": 0.1, "accuracy": 0.9, **{key: told[key] for key in ("rows", "by") if key in told}}
+        folders.append(make_run(protocol, test=scores | ({"classes": tables} if protocol == "local" else {})))
+        if "digest" in told:
+            part = "the silos' parts for scores" if "by" in told else "the test part"
+            (folders[-1] / "rows.json").write_text(json.dumps({"north": "c", part: told["digest"]}))
+    records = [read_run(folder) for folder in folders]
+    said = sentences(*records)[0]
+    assert ("beside 90.0 % where silos train alone" in said) == alike
+    assert ("scores 70.2 %" in said) == alike
+    text = " ".join(write_report(folders, tmp_path / "a.html").read_text().split())
+    assert ("These runs were scored on different rows (" in text) != alike
+    counts = [row.cells for row in comparison(records).rows if row.measure == "Rows"]
+    assert bool(counts) != alike
+
+
+def test_a_folder_whose_digests_cannot_be_read_is_read(make_run):
+    folder = make_run("fedsgd")
+    for content in ("", "[]", '{"the test part": 3}'):
+        (folder / "rows.json").write_text(content)
+        assert read_run(folder).digests.test == ""
+
+
 def test_what_else_the_first_sentence_says(make_run):
     none = read_run(make_run("fedavg", test={}))
     assert sentences(none)[0] == "There were no test rows, so nothing measures how good the model is."

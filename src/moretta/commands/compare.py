@@ -194,6 +194,8 @@ def _print_comparison(
 
     def plainly() -> None:
         show(table.comparison(records, differences).rich())
+        if unlike := table.unlike_rows(records):
+            print(unlike)
         if any(record.audit is not None for record in records):
             show(leaks_table(records))
         if page is not None:

@@ -174,7 +174,7 @@ def _table(path: Path, schema: Schema | None, hints: Hints, form: Format, wish: 
         return _from_table(Rows(rows.x, rows.y, rows.ids, rows.groups), table, wish, wish.test_by(table))
 
 
-def _from_table(rows: Rows, table: Schema, wish: _Wish, test: Rows | None) -> Split:
+def _from_table(rows: Rows, table: Schema, wish: _Wish, test: Rows | None, together: Array | None = None) -> Split:
     """Split a table that was read by its schema, in proportion of domains too where rows have them."""
     (y, task, classes), strata, expansion = _targets_of(rows.y, table, wish), None, expansion_of(table)
     if rows.domain is not None:
@@ -192,7 +192,7 @@ def _from_table(rows: Rows, table: Schema, wish: _Wish, test: Rows | None) -> Sp
     )
     if test is not None:
         test = replace(test, y=_targets_of(test.y, table, wish)[0])
-    return _parts(make, replace(rows, y=y), wish, test=test, strata=strata)
+    return _parts(make, replace(rows, y=y), wish, test=test, strata=strata, together=together)
 
 
 def _image_folder(data: Data, base: Path, image: ImageForm, schema: Schema | None, hints: Hints, wish: _Wish) -> Split:
@@ -350,12 +350,18 @@ def _from_arrays(arrays: Mapping[str, Array], wish: _Wish) -> Split:
 
 
 def _parts(
-    make: _Make, rows: Rows, wish: _Wish, *, test: Rows | None = None, strata: NDArray[np.int64] | None = None
+    make: _Make,
+    rows: Rows,
+    wish: _Wish,
+    *,
+    test: Rows | None = None,
+    strata: NDArray[np.int64] | None = None,
+    together: Array | None = None,
 ) -> Split:
     """Split rows into training, test and validation rows, or without test rows where the source has a test part.
 
     strata: [rows], whose proportions each part keeps; None: the classes. No two rows have one id, and no group is in
-    two parts.
+    two parts. together: [rows], the units that stay whole, in the place of groups.
     """
     check_about(rows, wish.name)
     if test is not None:
@@ -363,7 +369,13 @@ def _parts(
         if not len(test) and wish.test:
             raise ParameterError(f"{wish.name}: the test part has no rows; add some, or set test-fraction = 0")
     fractions = (wish.test, wish.validation) if test is None else (wish.validation,)
-    *held, train = split(rows.y if strata is None else strata, fractions, wish.seed, wish.name, rows.groups)
+    *held, train = split(
+        rows.y if strata is None else strata,
+        fractions,
+        wish.seed,
+        wish.name,
+        together if together is not None else rows.groups,
+    )
     kept = rows if len(train) == len(rows) else rows.of(train)  # then nothing is copied: image sets are large
     return make(kept, rows.of(held[0]) if test is None else test, rows.of(held[-1]))
 
@@ -394,8 +406,8 @@ def load_files(data: Data, table: Schema, *, seed: int, base: Path) -> Split:
     """Return the rows of silos that each have whole rows; their domains are the silos' names.
 
     Test rows are drawn from all files, in proportion of files and classes, or have files of their own. A group in
-    several files is on one side in all. Ids are compared within a silo's file and with test rows, but not between
-    silos; groups are compared everywhere.
+    several files is on one side in all, and so is an id without groups. With files of their own ids are compared with
+    test rows within a silo, and groups everywhere.
     Raises `moretta.errors.ParameterError`, naming the silo, the file and the column.
     """
     if table.target is None:
@@ -408,7 +420,9 @@ def load_files(data: Data, table: Schema, *, seed: int, base: Path) -> Split:
             tests[name] = read(Source(file.test, file.form, base=base), expected, f"silo `{name}`: test")
         if (held := tests.get(name, test)) is not None:
             check_apart(rows_of[name], held, f"silo `{name}`")
-    return _from_table(_joined(rows_of), table, wish, _joined(tests) if tests else test)
+    rows, ids = _joined(rows_of), [part.ids for part in rows_of.values() if part.ids is not None]
+    together = np.concatenate(ids) if ids and rows.groups is None else None
+    return _from_table(rows, table, wish, _joined(tests) if tests else test, together)
 
 
 def _joined(rows_of: Mapping[str, Rows]) -> Rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -155,18 +155,36 @@ def aligned(silo: Silo, alignment: Alignment) -> Silo:
 
 def rows_digest(silos: Sequence[Silo]) -> str:
     """Return a digest of all silos' rows and targets; by it an audit checks that it scores against the run's own."""
+    return _digest((silo.name, (silo.x, silo.y)) for silo in silos)
+
+
+def _digest(parts: Iterable[tuple[str, tuple[NDArray[np.generic], NDArray[np.generic]]]]) -> str:
     digest = hashlib.sha256()
-    for silo in silos:
-        for array in (silo.x, silo.y):
-            digest.update(f"{silo.name}:{array.dtype}{array.shape}:".encode())
+    for name, arrays in parts:
+        for array in arrays:
+            digest.update(f"{name}:{array.dtype}{array.shape}:".encode())
             for block in blocks(array):
                 digest.update(np.ascontiguousarray(block).data)
     return digest.hexdigest()
 
 
-def digests_by_silo(silos: Sequence[Silo]) -> dict[str, str]:
-    """Return `rows_digest` of each local silo, by its name."""
-    return {silo.name: rows_digest([silo]) for silo in silos if not silo.remote}
+TEST, HELD_OUT = "the test part", "the silos' parts for scores"  # a silo's name has no blank
+
+
+def digests_of(silos: Sequence[Silo], test: Any = None, validation: Any = None) -> dict[str, str]:
+    """Return `rows_digest` of each local silo, by its name, and digests of the parts that nobody trains on.
+
+    test, validation: the server's, each (x, y) or None.
+    """
+    local = [silo for silo in silos if not silo.remote]
+    parts = {
+        TEST: [("", test)],
+        "the validation part": [("", validation), *((silo.name, silo.validation) for silo in local)],
+        HELD_OUT: [(silo.name, silo.held_out) for silo in local],
+    }
+    known = {part: [(name, rows) for name, rows in some if rows is not None] for part, some in parts.items()}
+    own = {silo.name: rows_digest([silo]) for silo in local}
+    return own | {part: _digest(some) for part, some in known.items() if some}
 
 
 def check_least(silo: Silo, least: int | None, *, grouped: bool = False) -> None:

@@ -34,7 +34,7 @@ from moretta.config.silo_file import SiloFile
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message, Tensors
 from moretta.contract.roles import Client
-from moretta.data.silo import digests_by_silo
+from moretta.data.silo import digests_of
 from moretta.deployment import shared_settings, site_policy
 from moretta.deployment.agreed_settings import SiteAgreement, pinned_settings
 from moretta.engines.checkpoint import CheckpointId, last_checkpoint, save_checkpoint
@@ -200,7 +200,7 @@ class Site:
         self._folder = RunFolder(path)
         with self._reading_rows():
             client, messages = self._role.client(hello, helped)
-            self._folder.hold_rows(digests_by_silo(self._role.silos))
+            self._folder.hold_rows(digests_of(self._role.silos))
         self._place = CheckpointId(hello.run, hello.round, hello.session, hello.job)
         self._restore(client, hello)
         self._agreement.proved(self._settings)

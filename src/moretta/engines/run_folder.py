@@ -150,16 +150,19 @@ class RunFolder:
         return hashlib.sha256(written).hexdigest()
 
     def hold_rows(self, digests: Mapping[str, str]) -> None:
-        """Save digests of silos' rows, or compare them with the saved ones.
+        """Save digests of rows, or compare them with the saved ones as `check_rows` does."""
+        if not (self.path / ROWS_BY_SILO).exists():
+            write_atomically(self.path / ROWS_BY_SILO, json.dumps(dict(digests), sort_keys=True).encode(), 0o600)
+        self.check_rows(digests)
 
-        Raises `moretta.errors.ParameterError`, naming the silos, if rows have changed since the run began.
+    def check_rows(self, digests: Mapping[str, str]) -> None:
+        """Compare digests of rows with the saved ones, if any; runs of earlier versions saved fewer.
+
+        Raises `moretta.errors.ParameterError`, naming silos and parts, if rows have changed since the run began.
         """
-        path = self.path / ROWS_BY_SILO
-        if not path.exists():
-            write_atomically(path, json.dumps(dict(digests), sort_keys=True).encode(), 0o600)
-            return
-        held = json.loads(read_text(self.path, ROWS_BY_SILO))
-        if changed := [name for name, digest in digests.items() if held.get(name) != digest]:
+        there = (self.path / ROWS_BY_SILO).exists()
+        held = json.loads(read_text(self.path, ROWS_BY_SILO)) if there else {}
+        if changed := [name for name, digest in digests.items() if held.get(name, digest) != digest]:
             raise ParameterError(
                 f"the rows of {', '.join(changed):.200} have changed since the run in {self.path.name} began; bring "
                 "the same rows back, or begin another run"

@@ -1,13 +1,14 @@
 """A finished run folder, read into a frozen record.
 
-It reads three files: `result.json` (the outcome), `history.jsonl` (a line a round) and, where the run was audited,
-`audit.json`. Their keys are the run folder's contract; unknown keys are ignored, so that a newer engine may add some
-within the same format.
+It reads `result.json` (the outcome), `history.jsonl` (a line a round), `rows.json` (digests) and, where the run was
+audited, `audit.json`. Their keys are the run folder's contract; unknown keys are ignored, so that a newer engine may
+add some within the same format.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -22,7 +23,9 @@ from pydantic import (
     model_validator,
 )
 
+from moretta.data.silo import HELD_OUT, TEST
 from moretta.engines.files import read_file
+from moretta.engines.run_folder import ROWS_BY_SILO
 from moretta.errors import ParameterError
 from moretta.protocols.common.severity import Severity, is_whole
 
@@ -294,15 +297,23 @@ class AuditRecord(_Part):
     switched_off: Mapping[str, tuple[str, ...]] = {}
 
 
+class ScoredRows(_Part):
+    """`rows.json`: digests of the rows on which a run was scored; empty where the folder does not show them."""
+
+    test: str = Field(default="", alias=TEST)
+    at_silos: str = Field(default="", alias=HELD_OUT)
+
+
 class RunRecord(_Part):
     """The record of one run, for reports.
 
-    `read_run` sets `folder`, `history` and `audit` (None without an audit); the rest is `result.json`.
+    `read_run` sets `folder`, `history`, `audit` (None without an audit) and `digests`; the rest is `result.json`.
     """
 
     folder: Path = Field(default=Path(), exclude=True)
     history: tuple[RoundRecord, ...] = Field(default=(), exclude=True)
     audit: AuditRecord | None = Field(default=None, exclude=True)
+    digests: ScoredRows = Field(default=ScoredRows(), exclude=True)
 
     name: str
     run: str = ""
@@ -346,6 +357,13 @@ class RunRecord(_Part):
         }
         return tuple(gone for gone in self.dropped if (gone.silo, gone.round) not in took_part)
 
+    def scored_as(self, other: RunRecord) -> bool:
+        """Return whether both were scored on the same rows: by digests, or by their number where one has none."""
+        key = "test" if self.test.by is None else "at_silos"
+        own, theirs = getattr(self.digests, key), getattr(other.digests, key)
+        counts = {self.test.rows, other.test.rows} - {None}
+        return self.test.by == other.test.by and len(counts) < 2 and (own == theirs or not own or not theirs)
+
     @property
     def scales_targets(self) -> bool:
         """Whether the loss is of standardised targets."""
@@ -388,10 +406,14 @@ def read_run(folder: Path) -> RunRecord:
         if line.strip()
     )
     audit, notes = _audit(folder / "audit.json", record)
+    digests = ScoredRows()
+    with suppress(FileNotFoundError, ParameterError):  # its owner's alone
+        digests = _parse(ScoredRows, read_file(folder, ROWS_BY_SILO), str(folder / ROWS_BY_SILO))
     last = history[-1].round if history else 0
     cut = f"history.jsonl ends with round {last} of {record.rounds}, so curves and counts of rounds are incomplete"
     warnings = (*record.warnings, *notes, *((cut,) if last != record.rounds else ()))
-    return record.model_copy(update={"folder": folder, "history": history, "audit": audit, "warnings": warnings})
+    added = {"folder": folder, "history": history, "audit": audit, "digests": digests, "warnings": warnings}
+    return record.model_copy(update=added)
 
 
 def _audit(file: Path, record: RunRecord) -> tuple[AuditRecord | None, tuple[str, ...]]:

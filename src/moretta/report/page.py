@@ -45,6 +45,7 @@ from moretta.report.table import (
     meanings,
     separate,
     spread,
+    unlike_rows,
     versions,
 )
 
@@ -130,7 +131,10 @@ def page(
             for label, record, _ in runs
             if (tables := record.test.classes) is not None
         ],
-        warnings=[w if len(runs) == 1 else f"{name}: {w}" for name, record, _ in runs for w in record.warnings],
+        warnings=[
+            *filter(None, [unlike_rows(records)]),
+            *(w if len(runs) == 1 else f"{name}: {w}" for name, record, _ in runs for w in record.warnings),
+        ],
         dropped=sum(len(record.dropped) for record in records),
         audited=any(record.audit is not None for record in records),
         test_rows=TEST_ROWS,

@@ -202,13 +202,8 @@ def _short(scores: PlainScores) -> str:
 
 def _alike(other: RunRecord, record: RunRecord) -> bool:
     """Return whether both were trained and scored on the same rows, by their records."""
-    same = (other.name, other.task, other.silos, other.test.by) == (
-        record.name,
-        record.task,
-        record.silos,
-        record.test.by,
-    )
-    return same and other.test.available and other.setting("run", "seed") == record.setting("run", "seed")
+    first, second = ((run.name, run.task, run.silos, run.setting("run", "seed")) for run in (other, record))
+    return first == second and other.test.available and record.scored_as(other)
 
 
 def _counted(records: Sequence[RunRecord]) -> list[RunRecord]:

@@ -241,6 +241,8 @@ def comparison(records: Sequence[RunRecord], differences: Mapping[str, float] | 
         elif sure and measure.key in leading:
             intervals = tuple(measure.sure(record) or MISSING for record in records)
             rows.append(Row(row.group, f"{measure.name}, 95 % interval", "", intervals))
+    if unlike_rows(records):
+        rows.insert(0, _Measure(next(_scores(records)).group, "Rows", "", _at("test", "rows")).row(records))
     if differences:
         keys = [(str(record.folder), record.folder.name, record.protocol) for record in records]
         distances = [next((differences[key] for key in some if key in differences), None) for some in keys]
@@ -248,6 +250,16 @@ def comparison(records: Sequence[RunRecord], differences: Mapping[str, float] | 
         rows.append(Row("Final weights", f"Largest relative difference from {ENTRIES[REFERENCE].label}", "", cells))
     heads = heads if several or not sure else (*heads, "95 % interval", "Guessing")
     return Table(heads, tuple(row for row in rows if set(row.cells) != {MISSING}))
+
+
+def unlike_rows(records: Sequence[RunRecord]) -> str:
+    """Return a warning where runs were scored on different rows, or nothing."""
+    scored = [record for record in records if record.test.available]
+    if all(scored[0].scored_as(record) for record in scored):
+        return ""
+    counts = [MISSING if record.test.rows is None else f"{record.test.rows:,.0f}" for record in scored]
+    listed = ", ".join(f"{label} on {count}" for label, count in zip(labels(scored), counts, strict=True))
+    return f"These runs were scored on different rows ({listed}), so their scores do not compare."
 
 
 COSTS = ("Traffic", "Time")
@@ -464,6 +476,7 @@ SCALES: Mapping[str, str] = {
     "Brier score": "mean squared distance of probabilities from the truth; 0 is perfect, 2 the worst",
     "Calibration error": "mean gap between stated probability and accuracy; 0 is perfect",
     "Mean squared error": "mean squared distance from the targets; 0 is perfect",
+    "Rows": "rows scored, which are not the same ones for these runs",
     "Loss": "loss on these rows, without class weights and label smoothing; less is better",
 }
 """By the beginning of a measure's name in a comparison: its definition, in one short phrase."""

@@ -19,7 +19,7 @@ from moretta.config import rules, run_files
 from moretta.config.run_files import PROTOCOLS, RunFile
 from moretta.contract.wording import shown, wrong_choice
 from moretta.engines.checkpoint import rounds_kept
-from moretta.engines.run_folder import read_model
+from moretta.engines.run_folder import RunFolder, read_model
 from moretta.errors import ParameterError
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import ENTRIES, REFERENCE
@@ -122,13 +122,15 @@ def _changed(path: Path, overrides: Sequence[str], sets: Sequence[str]) -> RunFi
 def rehearse(cells: Sequence[Cell]) -> None:
     """Raise what any of the runs would raise before its first round, before one begins.
 
-    Runs of one seed with different validation rows are refused, because their scores are not comparable.
+    Runs of one seed with different validation rows are refused, because their scores are not comparable, and so are
+    runs that began with other rows than there are now.
     """
     targets = dict[int, tuple[str, Any]]()
     for cell in cells:
         run = cell.run_file.run
         federation = federation_of(cell.run_file, None)
         federation.rehearse(run.rounds, run.seed)
+        RunFolder(cell.folder).check_rows(federation.row_digests)
         if federation.validation is not None:
             first, y = targets.setdefault(run.seed, (cell.name, federation.validation[1]))
             if not np.array_equal(y, federation.validation[1]):

@@ -29,7 +29,7 @@ from moretta.contract.wording import check_choice, names_keywords, says_keywords
 from moretta.data.layout import Samples, packed_as
 from moretta.data.references import OWN_CODE
 from moretta.data.settings import PYTHON, Data
-from moretta.data.silo import Silo, digests_by_silo, row_shape
+from moretta.data.silo import Silo, digests_of, row_shape
 from moretta.data.tables.rows import expansion_of
 from moretta.data.tables.schema import Schema
 from moretta.engines.checkpoint import CheckpointId
@@ -398,7 +398,7 @@ class Federation:
                 folder.write_json(trained_model.MADE, made | {"rounds": rounds, "seed": seed})
         if folder is not None:
             folder.begin_helped(begun=states is not None)
-            folder.hold_rows(digests_by_silo(self.silos))
+            folder.hold_rows(self.row_digests)
         code = "" if folder is None else consent.code_digest(folder.path)
         session, shown = None, Display(self.spec.protocol.name, rounds) if progress is True else None
         display = shown or (progress if callable(progress) else None)
@@ -457,6 +457,11 @@ class Federation:
     def digest(self, seed: int, rounds: int) -> str:
         """Return what a resumed run must agree on (`moretta.run.persistence.digest_of`)."""
         return persistence.digest_of(self.spec, self.silos, self.model, self.layout, seed, rounds)
+
+    @property
+    def row_digests(self) -> dict[str, str]:
+        """Return digests of the rows that a resumed run must have unchanged."""
+        return digests_of(self.silos, self.test, self.validation)
 
     @property
     def summing(self) -> SecureAggregation:

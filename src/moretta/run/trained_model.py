@@ -163,9 +163,9 @@ class TrainedModel(nn.Module):
     def evaluate(self, x: Any, y: Any, groups: Any = None) -> dict[str, Any]:
         """Return how good the model is on labelled rows: `moretta.run.metrics.judged`.
 
-        x: as `predict` takes it. y: the classes' names, or their numbers from 0 if these are no other classes' names;
-        or numbers or masks as the targets were. groups: whom each row is about, where several rows are about one.
-        Raises as `predict` does, and for targets that do not fit.
+        x: as `predict` takes it. y: the classes' names or numbers, or numbers or masks as the targets were. groups:
+        whom each row is about, where several rows are about one. Raises as `predict` does, for targets that do not fit,
+        and for numbers that may be other classes' names.
         """
         check_order({"x": x, "y": y, "groups": groups}, "evaluate")
         outputs, truths = self.outputs(self._rows(x), "x"), self.class_numbers(np.asarray(y), "y")
