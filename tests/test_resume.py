@@ -315,15 +315,18 @@ def test_rows_that_nobody_trains_on_are_the_same_too(part: str, place: int, tmp_
         copies = {name: (rows[0].copy(), rows[1].copy()) for name in ("test", "validation")}
         made = make("fedsgd", tmp_path, **(copies if part in copies else {}))
         if part not in copies:
-            own = {part.removeprefix("silo_"): (rows[0].copy(), rows[1].copy())}
+            own: dict[str, Any] = {part.removeprefix("silo_"): (rows[0].copy(), rows[1].copy())}
             made.silos = [replace(silo, **own) if silo.name == "south" else silo for silo in made.silos]
         return made
 
     again().train(2, SEED)
     again().train(3, SEED, resume=True)
     changed = again()
-    own: Any = changed.silos[1]
-    held = getattr(own, part.removeprefix("silo_")) if part not in ("test", "validation") else getattr(changed, part)
+    held = (
+        getattr(changed.silos[1], part.removeprefix("silo_"))
+        if part not in ("test", "validation")
+        else getattr(changed, part)
+    )
     held[place][0] = 2
     before = snapshot(tmp_path)
     with pytest.raises(ParameterError, match=f"the rows of {names.get(part, 'the validation part')} have changed"):

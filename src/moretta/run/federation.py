@@ -398,7 +398,7 @@ class Federation:
                 folder.write_json(trained_model.MADE, made | {"rounds": rounds, "seed": seed})
         if folder is not None:
             folder.begin_helped(begun=states is not None)
-            folder.hold_rows(self.row_digests)
+            folder.hold_rows(digests_of(self.silos, self.test, self.validation))
         code = "" if folder is None else consent.code_digest(folder.path)
         session, shown = None, Display(self.spec.protocol.name, rounds) if progress is True else None
         display = shown or (progress if callable(progress) else None)
@@ -457,11 +457,6 @@ class Federation:
     def digest(self, seed: int, rounds: int) -> str:
         """Return what a resumed run must agree on (`moretta.run.persistence.digest_of`)."""
         return persistence.digest_of(self.spec, self.silos, self.model, self.layout, seed, rounds)
-
-    @property
-    def row_digests(self) -> dict[str, str]:
-        """Return digests of the rows that a resumed run must have unchanged."""
-        return digests_of(self.silos, self.test, self.validation)
 
     @property
     def summing(self) -> SecureAggregation:
