@@ -71,7 +71,7 @@ EXPORTED = THERE.format("an earlier export")
     (REPORT, "signed.html", "signed.signatures.json beside it signs a dossier of that name; name another file"),
     (LOOK, "signed.html", "signed.signatures.json beside it signs a dossier of that name; name another file"),
     (("dossier", "write", "runs/proj"), "data/north.csv", "expected a file that ends in .html or .json, got .csv"),
-    (("dossier", "write", "runs/proj"), "runs/proj/result.json", "is there already: expected the JSON of a dossier"),
+    (("dossier", "write", "runs/proj"), "runs/proj/result.json", "exists already: expected the JSON of a dossier"),
     (("compare", "runs/proj", "runs/proj"), "data/north.csv", "cannot be written to"),
     (("compare", "runs/proj", "runs/proj"), "runs/proj", "is the folder of a run, with a report of its own"),
     ((*PREDICT, "data/north.csv"), "data/north.csv", PREDICTIONS),  # its --data, and a silo's rows
@@ -94,7 +94,7 @@ EXPORTED = THERE.format("an earlier export")
     (("keys", "new"), "data", "is not empty"),
     (("keys", "new"), "run.toml", "run.toml"),
     (("train", "run.toml"), "data", "exists and is not empty"),
-    (("align", "begin", "--rows", "new.csv", "--id-column", "patient", "--secret", "s"), "data/north.csv", "is there"),
+    (("align", "begin", "--rows", "new.csv", "--id-column", "patient", "--secret", "s"), "data/north.csv", "exists already"),
 ])  # fmt: skip
 def test_a_command_leaves_what_is_there(home: Path, words: tuple[str, ...], out: str, says: str) -> None:
     before = contents(home)
