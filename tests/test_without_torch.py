@@ -209,7 +209,7 @@ now, server, seed = Stamp("run", 1, 0), aggregator("pairwise"), Seed(SERVER, Sec
 assert play(server.setup(now, list(silos))) is None
 for silo in silos.values():
     silo.answer(Begin.of(now, "schema", "", Preparation.nothing()))
-assert play(agree(now, list(silos), seed, layout, lambda precision: b"")) is None
+assert play(agree(now, list(silos), seed, layout, lambda precision: b"")) == ()  # no silo has a graph
 wanted = server.want({"scalars": (K + 1,)}, {"scalars": 100.0}, 100)
 hashed = parameter_hash(layout, w)
 ask = Estimate(stamp=now, parameters=w, parameter_hash=hashed, k=K, encoding=wanted.fraction_bits)
