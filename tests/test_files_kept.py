@@ -94,7 +94,7 @@ EXPORTED = THERE.format("an earlier export")
     (("keys", "new"), "data", "is not empty"),
     (("keys", "new"), "run.toml", "run.toml"),
     (("train", "run.toml"), "data", "exists and is not empty"),
-    (("align", "begin", "--rows", "new.csv", "--id-column", "patient", "--secret", "s"), "data/north.csv", "exists already"),
+    (("align", "begin", "--rows", "new.csv", "--id-column", "patient", "--secret", "s"), "data/north.csv", " exists"),
 ])  # fmt: skip
 def test_a_command_leaves_what_is_there(home: Path, words: tuple[str, ...], out: str, says: str) -> None:
     before = contents(home)
