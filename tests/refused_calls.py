@@ -113,19 +113,21 @@ class MadeLate(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(4, 5), None
+        self.first = nn.Linear(4, 5)
+        self.last: Any = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.first(x).relu()
         if self.last is None:
             self.last = nn.Linear(h.shape[1], 3).to(h)
-        return self.last(h)
+        outputs: torch.Tensor = self.last(h)
+        return outputs
 
 
 def with_masked_gradient() -> nn.Module:
-    model = nn.Sequential(nn.Linear(4, 3))
-    model[0].weight.register_hook(lambda gradient: gradient * 0)
-    return model
+    last = nn.Linear(4, 3)
+    last.weight.register_hook(lambda gradient: gradient * 0)
+    return nn.Sequential(last)
 
 
 def with_nothing() -> nn.Module:

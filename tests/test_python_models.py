@@ -37,7 +37,7 @@ def rows(seed: int, count: int) -> Rows:
 
 def test_the_words_for_no_value_stay_with_the_model(tmp_path: Path) -> None:
     kinds = {"a": {"kind": "number", "blanks": "mean"}, "y": {"kind": "target", "classes": ["no", "yes"]}}
-    schema, silos = Schema.model_validate({"columns": kinds}), []
+    schema, silos = Schema.model_validate({"columns": kinds}), list[Silo]()
     for name in ("north", "south"):
         a = np.random.default_rng(len(silos)).normal(50, 10, 40).round()
         cells = ["-9" if number < 4 else str(one) for number, one in enumerate(a)]

@@ -40,7 +40,7 @@ Answer = Callable[[str, Any], Message]
 
 def play(exchange: Exchange[Any], answer: Answer, *, lost: Collection[str] = (), checks: bool = True) -> Any:
     """Return what the exchange ends with. checks: whether the server compares what silos say, as an honest one does."""
-    replies = None
+    replies: Any = None
     while True:
         try:
             ask = exchange.send(replies)

@@ -130,7 +130,7 @@ MANY = np.stack([CT, CT])
         (dicom(NumberOfFrames=2, PixelData=MANY.tobytes()), "row 3 has several frames; export each"),
         (dicom(PhotometricInterpretation="PALETTE COLOR"), "row 3 has the photometric interpretation PALETTE COLOR"),
         (dicom(ModalityLUTSequence=[Dataset()]), "row 3 has a modality look-up table"),
-        *((dicom(**{f"{of}FunctionalGroupsSequence": [Dataset()]}), "row 3 is an enhanced DICOM file, whose slope and")
+        *((dicom(CT, **{f"{of}FunctionalGroupsSequence": [Dataset()]}), "row 3 is an enhanced DICOM file, whose slope")
           for of in ("Shared", "PerFrame")),
         (dicom(Rows=30000, Columns=30000), "row 3 has more than 89,478,485 pixels"),
         (dicom(RescaleSlope="0", RescaleIntercept="1"), "row 3 has a rescale slope and intercept that give no values"),
