@@ -35,6 +35,7 @@ from moretta.protocols.fedsgd.messages import TrainOn
 from moretta.run import record
 from moretta.secure_aggregation.cohort import Participation
 from moretta.secure_aggregation.identity import Identity, public_line
+from moretta.secure_aggregation.one_sum import Answers
 
 RUN = """
 [run]
@@ -186,6 +187,13 @@ def refused_text_is_noted(policy: ModuleType, folder: Path) -> None:
         assert SiteAgreement(file.out).waiting() is not None
 
 
+def seeded_again(policy: ModuleType, folder: Path) -> None:
+    """Resume under another seed: the same take of other rows, whose sum is subtracted from the first."""
+    answers = Answers()
+    for seed in (0, 7):
+        policy.one_run("r", policy.permitted(text_of(run=f"seed = {seed}"), site(folder)), answers)
+
+
 ATTACKS: Mapping[str, tuple[Callable[[ModuleType, Path], None], str]] = {
     "a seed of the site's secrets": (refused_text(run="insecure-secret-seed = 3"), r"insecure-secret-seed is set"),
     "code of a metric": (refused_text(run='metrics = ["nightly_cleanup:wipe"]'), r"\[run\] metrics is set"),
@@ -283,6 +291,9 @@ ATTACKS: Mapping[str, tuple[Callable[[ModuleType, Path], None], str]] = {
     ),
     "more than the epsilon of the data set": (charged("a", "b"), "1 earlier runs may have spent 5, and this one asks"),
     "an id used again for other settings": (charged("a", "a", batch=3), "1 earlier runs may have spent 5"),
+    "a run's id used again with another seed": (
+        seeded_again, "expected the settings that this site began run r with, got others",
+    ),
     "another framework's sums below a floor": (
         summed(more="[privacy]\nfewest-silos = 3"), r"\[privacy\] fewest-silos = 3",
     ),
