@@ -489,7 +489,7 @@ def test_a_client_of_flare_that_was_left_is_ended_by_the_next_join(here: Path, m
         asked(made.admin, "shut_down")
         _, told = joins[1].communicate(timeout=60)
         assert joins[1].returncode == 0
-        assert b"ended what an earlier join" in told
+        assert b"ended the processes of an earlier join" in told
     finally:
         for one in joins:
             if one.poll() is None:
