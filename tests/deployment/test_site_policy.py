@@ -758,6 +758,20 @@ def test_one_run_id_has_one_set_of_settings(tmp_path: Path) -> None:
     Site(site(tmp_path), more, "silo-1").enter(hello_of(more))
 
 
+@pytest.mark.usefixtures("one_process")
+def test_a_run_that_is_refused_for_its_settings_spends_no_epsilon(tmp_path: Path) -> None:
+    more = '[privacy]\nunit = "row"\nmax-epsilon = 10.0\ndelta = 1e-5\nper = "data set"'
+    first, other = (text_of(protocol=BUDGET, data=f"least-rows = {least}") for least in (5, 6))
+    Site(site(tmp_path, more=more), first, "silo-1").enter(hello_of(first))
+    file = site(tmp_path, more=more)
+    with pytest.raises(PolicyError, match="differ from those that this site has agreed to"):
+        Site(file, other, "silo-1")
+    accept(tmp_path, "--yes")
+    with pytest.raises(PolicyError, match="expected the settings that this site began run"):
+        Site(file, other, "silo-1").enter(hello_of(other))
+    assert list(site_policy.spent_by(file).values()) == [5.0]
+
+
 @pytest.mark.parametrize(
     "settings",
     [

@@ -184,16 +184,16 @@ class Site:
         """Enter a run at its present round: build the role, and restore its kept state.
 
         Raises `moretta.errors.PolicyError` where versions, shared settings or the model differ from the server's, or
-        the settings from those of an earlier session, and
-        `moretta.errors.ParameterError` where its record of sums is gone.
+        the settings from those of an earlier session, and `moretta.errors.ParameterError` where its record of sums is
+        gone.
         """
         if self._roster is not None:
             self._roster.check_identity(self.name, self._key)
         self._agreement.open(self._settings)
         site_policy.greet(hello, self._text, self._run_file, self._role.torch, self._role.model)
-        site_policy.charge(hello.run, self._run_file, self._file)
         helped = self._helped = self._file.helped.begin(begun=any(self._file.out.glob("*/checkpoint")))
-        site_policy.one_run(hello.run, self._run_file, helped.opened.answers)
+        site_policy.one_run(hello.run, self._run_file, helped.opened.answers)  # before any epsilon is spent
+        site_policy.charge(hello.run, self._run_file, self._file)
         self._began = time.monotonic()
         path = self._file.out / hello.run
         make_folder(path, 0o700)
