@@ -151,17 +151,17 @@ class RunFolder:
 
     def hold_rows(self, digests: Mapping[str, str]) -> None:
         """Save digests of rows, or compare them with the saved ones as `check_rows` does."""
-        if not (self.path / ROWS_BY_SILO).exists():
+        if (self.path / ROWS_BY_SILO).exists():
+            self.check_rows(digests)
+        else:
             write_atomically(self.path / ROWS_BY_SILO, json.dumps(dict(digests), sort_keys=True).encode(), 0o600)
-        self.check_rows(digests)
 
     def check_rows(self, digests: Mapping[str, str]) -> None:
-        """Compare digests of rows with the saved ones, if any; runs of earlier versions saved fewer.
+        """Compare digests of rows with the saved ones; runs of earlier versions saved fewer.
 
         Raises `moretta.errors.ParameterError`, naming silos and parts, if rows have changed since the run began.
         """
-        there = (self.path / ROWS_BY_SILO).exists()
-        held = json.loads(read_text(self.path, ROWS_BY_SILO)) if there else {}
+        held = json.loads(read_text(self.path, ROWS_BY_SILO))
         if changed := [name for name, digest in digests.items() if held.get(name, digest) != digest]:
             raise ParameterError(
                 f"the rows of {', '.join(changed):.200} have changed since the run in {self.path.name} began; bring "

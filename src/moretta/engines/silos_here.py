@@ -152,9 +152,10 @@ class SilosHere:
             self.between()
         turns = [_Turn(silo, self._steps(silo, message)) for silo, message in messages.items()]
         for turn in turns:
-            busy = [other for other in turns if isinstance(other.work, Waiting)]
-            if self._clients.get(turn.silo) in self._children and len(busy) >= PROCESSORS:
-                _do(busy[:1])  # so that only as many work as there are processors: each has its own deadline
+            if self._clients.get(turn.silo) in self._children:
+                busy = [other for other in turns if isinstance(other.work, Waiting)]
+                if len(busy) >= PROCESSORS:
+                    _do(busy[:1])  # so that only as many work as there are processors: each has its own deadline
             turn.go_on(next)
         while waiting := [turn for turn in turns if turn.work is not None]:
             groups = defaultdict[Hashable, list[_Turn]](list)

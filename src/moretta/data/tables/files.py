@@ -96,6 +96,8 @@ class Format:
 
     def present(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return numbers, NaN where they stand for no value, also where they were float32."""
+        if not self._absent:
+            return numbers
         words = [word.replace(self.decimal, ".") for word in self._absent]
         none = [float(word) for word in words if re.match(_NUMBER, word)]
         return np.where(np.isin(numbers, none + np.array(none, np.float32).tolist()), np.nan, numbers)

@@ -44,8 +44,7 @@ shares_hidden_biases = shared.equals("protocol", "hidden-bias", "shared")
 is_regularised = is_on("protocol", "weight-decay", "`weight-decay` is above 0")
 
 
-@partial(Word, "d_alone", "")
-def d_alone(record: Record) -> str:
+def _d_alone(record: Record) -> str:
     """Return how well D alone predicts, and the worst confined model, if the run reports it."""
     test = record["test"]
     figures = test.get("displacement") or {}
@@ -58,6 +57,7 @@ def d_alone(record: Record) -> str:
     return f" (on this run’s test rows {of_d}, the worst confined model {of_the_worst})"
 
 
+d_alone = Word("d_alone", "", _d_alone)
 in_pairs = Word("in_pairs", "", lambda run: "" if has_pairs(run) else shared.if_any(run))
 
 

@@ -119,7 +119,7 @@ def refuse_mixed_rows(model: nn.Module, inputs: Sequence[Tensor], together: Trac
     """Raise UnsupportedModel, naming the layer, if a row's output in evaluation depends on the other rows."""
     if any(isinstance(layer, _NormBase) and layer.running_mean is None for layer in model.modules()):
         return  # a batch normalisation without running statistics is meant to
-    first, example = [tensor[:1] for tensor in inputs], inputs
+    first = [tensor[:1] for tensor in inputs]
     same = close(record(model, first).output, together.output[:1], FORWARD)
     if same and together.answers:  # a question about all rows may have the same answer for one of them
         others = [
@@ -129,7 +129,6 @@ def refuse_mixed_rows(model: nn.Module, inputs: Sequence[Tensor], together: Trac
             same, inputs = close(record(model, others).output[:1], together.output[:1], FORWARD), others
     if same:
         return
-    refuse_unsteady(model, example, together)
     calls = zip(record(model, first, keep=True).calls, record(model, inputs, keep=True).calls, strict=False)
     place = next((whole.place for alone, whole in calls if _differs(alone, whole)), "the model")
     raise UnsupportedModel(
