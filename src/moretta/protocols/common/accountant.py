@@ -1,26 +1,26 @@
 """How much privacy DP-SGD's noise gives: epsilon from sigma and back, by privacy-loss distributions.
 
-The mechanism, once a round: each example enters the lot with chance q, independently of the others (Poisson sampling);
-the lot's gradients, each of norm at most C, are summed and rounded; whole steps of noise are added
-(`moretta.protocols.common.lattice`). Up to 1e-40 that is worth what the Gaussian mechanism of multiplier sigma is
-(`moretta.secure_aggregation.discrete_gaussian` has the proof, which holds under any sampling). So its privacy-loss
-distribution is that of the Poisson-sampled Gaussian mechanism (Koskela, Jalko, Honkela, AISTATS 2020; Zhu, Dong, Wang,
-AISTATS 2022: of one number, whatever the dimension). Google's dp-accounting bounds it from above on a grid, by
-Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (PoPETs 2022), and composes it by convolution. Epsilons above 100 are Renyi
-bounds in whole orders (Mironov, Talwar, Zhang 2019; Canonne, Kamath, Steinke, NeurIPS 2020): larger, and at no cost. A
-release is a noised sum that may have been opened, so a round has one, or several where it was repeated with other
-rows or other noise (`moretta.protocols.common.releases`).
+In a round each example enters the lot with chance q, independently of the others (Poisson sampling). The lot's
+gradients, each of norm at most C, are summed and rounded, and whole steps of noise are added
+(`moretta.protocols.common.lattice`). Up to 1e-40 this is as private as the Gaussian mechanism of multiplier sigma
+(`moretta.secure_aggregation.discrete_gaussian` has the proof, for any sampling). So its privacy-loss distribution is
+that of the Poisson-sampled Gaussian mechanism (Koskela, Jalko, Honkela, AISTATS 2020; Zhu, Dong, Wang, AISTATS 2022:
+one number in any dimension). Google's dp-accounting bounds it from above on a grid, by Doroshenko, Ghazi, Kamath,
+Kumar, Manurangsi (PoPETs 2022), and composes it by convolution. Epsilons above 100 are Renyi bounds in whole orders
+(Mironov, Talwar, Zhang 2019; Canonne, Kamath, Steinke, NeurIPS 2020), which are larger and cost nothing. A release is a
+noised sum that may have been opened. A round has one release, or several if it was repeated with other rows or other
+noise (`moretta.protocols.common.releases`).
 
-In a round of n silos, up to T may be lost, and c collude with the server. In a sum over K of them the others' noise has
-a variance of sigma^2 C^2 or more for every K (`moretta.secure_aggregation.removable_noise`), so each silo's part that
-stays has at least sigma^2 C^2 / (K - c). An observer who does not know the noise of k of them faces k / (K - c) of it,
-the least of which is k / (n - c). One silo, which knows its own noise alone, faces (K - 1) / (K - c). For c = 0 that is
-least where K = n - T. `Accountant.facts` states epsilon for some of these.
+A round has n silos, of which up to T may be lost and c collude with the server. In a sum over K of them the others'
+noise has a variance of sigma^2 C^2 or more for every K (`moretta.secure_aggregation.removable_noise`). So the part of
+each silo that stays has at least sigma^2 C^2 / (K - c). An observer who does not know the noise of k of them faces k /
+(K - c) of it, at the least k / (n - c). A silo, which knows only its own noise, faces (K - 1) / (K - c). For c = 0 that
+is least at K = n - T. `Accountant.facts` states epsilon for some of these.
 
-Neighbouring data sets differ in one example that is added or removed, at one silo. Where the unit is a silo, they
-differ in all that one silo uploads, which is there or counts as 0. It is in every sum then, so q is 1. Who takes part
-in a round follows from a public seed, so it makes epsilon no smaller. Public are q, the number of releases, sigma, C
-and delta; by its q, so is the number of rows of the silo that has fewest.
+Neighbouring data sets differ in one example, added or removed at one silo. Where the unit is a silo, they differ in all
+that one silo uploads, which is present or counts as 0. It is then in every sum, so q is 1. Participation follows from a
+public seed, so it does not lower epsilon. Public are q, the number of releases, sigma, C and delta; q reveals the
+smallest silo's number of rows.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ if TYPE_CHECKING:
     from moretta.secure_aggregation.settings import SecureAggregation
     from moretta.secure_aggregation.sums import Shapes, Sum, Wanted
 
-# Orders of the divergences that are bounded: whole numbers, which have a closed form.
+# Orders of the bounded divergences: whole numbers, which have a closed form.
 ORDERS = (*range(2, 256), 512, 1024)
-MOST_EPSILON = 100.0  # above which nothing is bounded that matters, and distributions get long
-TOLERANCE = 1e-6  # of a noise multiplier that is searched for
+MOST_EPSILON = 100.0  # above it no bound matters, and distributions get long
+TOLERANCE = 1e-6  # of a noise multiplier in a search
 MECHANISM = {"row": "discrete Gaussian, Poisson-sampled rows", "group": "discrete Gaussian, Poisson-sampled groups"}
 MECHANISM |= {"silo": "discrete Gaussian, clipped updates"}
 NEIGHBOURS = {
@@ -68,10 +68,10 @@ THEOREM = (
     "moretta.secure_aggregation.discrete_gaussian), composed by privacy-loss distributions (Doroshenko et al. 2022), "
     "above 100 by Renyi divergences (Mironov, Talwar, Zhang 2019)"
 )
-WITH_NOISE_OF = "epsilon_with_noise_of_"  # so many silos: the name of a fact
+WITH_NOISE_OF = "epsilon_with_noise_of_"  # the number of silos follows; the name of a fact
 
 
-@lru_cache(maxsize=4096)  # each silo of one process asks for the same, and the server after each round
+@lru_cache(maxsize=4096)  # each silo of one process asks for the same value, and the server after each round
 def epsilon(sigma: float, delta: float, q: float, rounds: int) -> float:
     """Return the epsilon of `rounds` rounds at this delta; infinity without noise.
 
@@ -89,10 +89,7 @@ def epsilon(sigma: float, delta: float, q: float, rounds: int) -> float:
 
 
 def noise_for(epsilon: float, delta: float, q: float, rounds: int) -> float:
-    """Return the least noise multiplier, to 1e-6, at which so many rounds cost no more than this epsilon and delta.
-
-    Raises as `moretta.protocols.common.accountant.epsilon`.
-    """
+    """Return the least noise multiplier, to 1e-6, for this epsilon and delta. Raises as `epsilon`."""
     _check(delta, q, rounds)
     if not (math.isfinite(epsilon) and epsilon > 0):
         raise ParameterError(f"epsilon = {epsilon}: expected more than 0")
@@ -143,9 +140,9 @@ def _divergences(sigma: float, q: float) -> NDArray[np.float64]:
 class Accountant:
     """States a run's privacy, from public figures alone.
 
-    rate: the largest q of any silo. left_out: the uses of silos' data that epsilon does not cover. releases: the count
-    of noised sums, which must be on disk before any message leaves.
-    Raises `moretta.errors.MissingExtra` without the extra [dp], before a run begins.
+    rate: the largest q of any silo. left_out: uses of silos' data that epsilon does not cover. releases: the count of
+    noised sums; it must be on disk before a message leaves. Raises `moretta.errors.MissingExtra` without the extra
+    [dp].
     """
 
     privacy: Privacy
@@ -157,15 +154,15 @@ class Accountant:
         _dp_accounting()
 
     def facts(self, releases: int, shapes: Shapes | None = None) -> dict[str, float | str]:
-        """Return epsilon after these releases, and what it is about, for ``result.json``.
+        """Return epsilon after these releases, with its assumptions, for ``result.json``.
 
         `releases`: noised sums that may have been opened (`moretta.protocols.common.releases`). `shapes`: of an upload,
-        which determine its lattice; None leaves that out.
+        which determine its lattice; None omits it.
 
         `epsilon`: towards the server together with `colluding_silos` silos, and anyone who gets the model. They do not
         know the noise of `noise_silos` silos, less the lost ones. `epsilon_to_silos`: towards one other silo, which
-        knows its own share. `epsilon_with_noise_of_<k>`: towards anyone who can remove all but k silos' noise, as the
-        server together with the other silos. "unbounded" is infinity.
+        knows its own share. `epsilon_with_noise_of_<k>`: towards anyone who can remove all but k silos' noise, such as
+        the server together with the other silos. "unbounded" is infinity.
         """
         sharers = self.privacy.sharers
         facts: dict[str, float | str] = {"noise_multiplier": self.privacy.noise, "delta": self.privacy.delta}
@@ -178,7 +175,7 @@ class Accountant:
         facts |= {"colluding_silos": float(self.privacy.colluding)} if self.privacy.colluding else {}
         facts["epsilon"] = self._epsilon(1, releases)
         if sharers > 1:
-            left = sharers - self.privacy.losses  # of those who do not collude, in the smallest sum
+            left = sharers - self.privacy.losses  # silos in the smallest sum that do not collude
             known = 0 if self.privacy.colluding else 1
             facts["epsilon_to_silos"] = self._epsilon((left - known) / left, releases)
         for left in sorted({sharers // 2, 1} - {0}, reverse=True):
@@ -204,12 +201,12 @@ class Accountant:
         return replace(request, noise=lattice.noise) if self.privacy.noise else request
 
     def counted(self, exchange: Exchange[R], now: Stamp, *of: int | str | bytes) -> Exchange[R]:
-        """Play the exchange of a sum, and count its take before what opens it is asked for.
+        """Run the exchange of a sum, and count its take before any request that opens it.
 
-        of: what the uploads follow from, as the server knows it. Who was asked for them is added, except where each
-        upload is seen by itself: then it does not matter who else was asked.
+        of: what the uploads follow from, as the server knows it. The asked silos are added, unless each upload is seen
+        alone: then the others do not matter.
         """
-        if self.privacy.unit == "silo":  # asked for again, an update may differ, and has other noise then
+        if self.privacy.unit == "silo":  # a repeated ask may get another update, which has other noise
             of = (*of, self.releases.count)
         cohort = list[str]()
 
@@ -244,7 +241,7 @@ class Accountant:
 
 
 def excess_of(total: Sum) -> dict[str, float]:
-    """Return the silos' worth of surplus noise in a sum, for the history; empty without any."""
+    """Return the surplus noise in a sum, in silos, for the history; empty without any."""
     return {"excess_noise_of": float(len(total.excess))} if total.excess else {}
 
 

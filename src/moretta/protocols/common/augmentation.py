@@ -1,7 +1,7 @@
 """Augmentation of training images at each use: random crops and mirror images (He et al., CVPR 2016), or turns.
 
-`cropped` is for silos without torch, whose rows must not vary within a round. `varied` takes tensors, and draws from
-torch's global generator. This module needs no torch until it is called.
+`cropped` is for silos without torch, whose rows must not vary within a round. `varied` takes tensors and draws from
+torch's global generator. Importing this module needs no torch.
 """
 
 from __future__ import annotations
@@ -29,10 +29,7 @@ def varied(images: Tensor, how: str) -> Tensor:
 
 
 def crop_and_flip(images: Tensor, *, reflect: bool = False) -> Tensor:
-    """Shift each image by up to 4 pixels either way, and mirror half of them left to right.
-
-    images: [B, C, H, W]. Edges are filled with zeros, or with what lies before them, mirrored.
-    """
+    """Shift images [B, C, H, W] by up to 4 pixels and mirror half of them; zeros or mirrored pixels fill edges."""
     import torch
 
     rows, _, height, width = images.shape
@@ -48,9 +45,8 @@ def crop_and_flip(images: Tensor, *, reflect: bool = False) -> Tensor:
 def turned(images: Tensor) -> Tensor:
     """Turn each image by any angle about its middle, shift and scale it by up to a tenth, and change its light.
 
-    images: [B, C, H, W] in [0, 1], as is what is returned. Edges are filled with what lies before them, mirrored.
-    Contrast is up to a fifth more or less, and so is brightness. Raises `moretta.errors.ParameterError` for pixels
-    outside [0, 1], which would be cut off.
+    images: [B, C, H, W] in [0, 1], like the result. Edges are filled with mirrored pixels. Contrast and brightness
+    change by up to a fifth. Raises `moretta.errors.ParameterError` for pixels outside [0, 1], which would be cut off.
     """
     import torch
 
@@ -75,7 +71,7 @@ CROPS = ("crop-flip", "reflect-crop-flip")
 def cropped(images: NDArray[Any], how: str, rng: np.random.Generator) -> NDArray[Any]:
     """Shift each image by up to 4 pixels either way, and mirror half of them left to right.
 
-    images: [B, C, H, W]. how: one of `CROPS`; edges are filled with zeros, or with what lies before them, mirrored.
+    images: [B, C, H, W]. how: one of `CROPS`; edges are filled with zeros, or with mirrored pixels.
     """
     rows, _, height, width = images.shape
     sides = ((0, 0), (0, 0), (PADDING, PADDING), (PADDING, PADDING))

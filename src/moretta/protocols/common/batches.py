@@ -4,9 +4,9 @@ Two takes of a round draw rows independently (`moretta.secure_aggregation.one_su
 of the rows. Any draw would then repeat most rows, so all takes have the same ones.
 
 No batch has a single row unless one is requested: batch normalisation cannot train on one, and its gradient would be
-one person's. The previous batch gives the last one a row, or takes its only one if it would be left with one.
+one person's. The previous batch gives the last one a row, or takes its only one if one row would be left.
 
-Under differential privacy rows are drawn in secret instead (`Lots`): Poisson sampling, as the accountant needs it.
+Under differential privacy a silo draws its rows in secret (`Lots`), by the Poisson sampling of the accountant.
 """
 
 import hashlib
@@ -22,16 +22,16 @@ from moretta.secure_aggregation.keystream import SecretRoot, encode_purpose
 
 
 def most_rows(size: int) -> int:
-    """Return the rows of the largest batch if batches have `size`."""
+    """Return the most rows of a batch for batches of `size` rows."""
     return 3 if size == 2 else size
 
 
 class Batches:
-    """The mini-batches of one silo: a fresh permutation each epoch, the last partial batch kept.
+    """The mini-batches of one silo: a fresh permutation each epoch; the last partial batch is kept.
 
     `rows`: the silo's number of rows. `size`: rows in a batch, 0 for all. `seed`: of the training, not secret. `run`:
-    the run's id, so that another run of the same seed has other batches; empty if one machine plays all roles.
-    `in_order`: every epoch has the rows in their stored order.
+    the run's id, which changes the batches of equal seeds; empty if one machine runs all roles. `in_order`: every epoch
+    has the rows in their stored order.
     """
 
     def __init__(self, rows: int, size: int, seed: int, silo: str, run: str = "", *, in_order: bool = False) -> None:
@@ -51,8 +51,8 @@ class Batches:
     def of_round(self, number: int, take: int = 0) -> NDArray[np.int64]:
         """Return the row numbers of round `number`, counted from 1, and of a take of it: `Stamp.drawn`.
 
-        In a take beyond the first they are drawn from all rows, so the silo may see some of them twice in an epoch.
-        Raises `moretta.errors.PeerError` for a round before the first, as a server named it.
+        A take beyond the first draws from all rows, so the silo may see some of them twice in an epoch. Raises
+        `moretta.errors.PeerError` for a round before the first, which only a server can name.
         """
         if take and not self.whole:
             generator = np.random.Generator(np.random.PCG64([*self.entropy, number, take]))
@@ -85,7 +85,7 @@ def _number(name: str) -> int:
 
 
 class UnionBatches:
-    """The batches of several silos with concatenated rows: round by round their union."""
+    """The batches of several silos with concatenated rows: in each round their union."""
 
     def __init__(self, parts: Sequence[Batches]) -> None:
         self._parts = parts
@@ -106,20 +106,20 @@ class UnionBatches:
 
 
 Purpose = tuple[str, int, int, bytes]
-"""What a lot and its noise are drawn for: run, round, take, and a digest of all that the upload follows from."""
+"""The purpose of a lot and its noise: run, round, take, and a digest of all that the upload follows from."""
 
 
 def purpose_of(now: Stamp, *of: int | str | bytes) -> Purpose:
     """Return the purpose of one upload. of: digests of the settings, the rows, the model and the rest of the ask.
 
-    All attempts at a take share it. `of` must have everything that would change the sum of the lot's rows: two sums
-    under the same noise, or the same noise at another scale, would show their difference.
+    All attempts at a take share it. `of` must have everything that changes the sum of the lot's rows. Otherwise two
+    sums would have the same noise, perhaps at another scale, and their difference would show rows.
     """
     return now.run, now.round, now.take, hashlib.sha256(encode_purpose("noised upload", *of)).digest()
 
 
 def rows_by_group(groups: NDArray[np.str_], x: Array, y: Array) -> tuple[tuple[int, ...], ...]:
-    """Return the indices of each group's rows, the first alone of equal rows, so that a repeated row counts once.
+    """Return the indices of each group's rows; of equal rows only the first, so that a repeated row counts once.
 
     groups: str[rows], the subject of each row. x, y: its inputs and targets.
     """
@@ -134,7 +134,7 @@ def rows_by_group(groups: NDArray[np.str_], x: Array, y: Array) -> tuple[tuple[i
 class Lots:
     """Draws each of a silo's rows, or groups, independently with chance q = L / rows.
 
-    rows: their number, or the groups'. batch_size: the expected lot, 0 for all rows. expected: L. rate: q.
+    rows: the number of rows or groups. batch_size: the expected lot, 0 for all rows. expected: L. rate: q.
     """
 
     def __init__(self, rows: int, batch_size: int) -> None:
@@ -143,5 +143,5 @@ class Lots:
         self.rate = self.expected / rows
 
     def draw(self, root: SecretRoot, *purpose: int | str | bytes) -> NDArray[np.int64]:
-        """Return the ascending indices of the rows in the lot of one purpose, perhaps none. root: the silo's own."""
+        """Return the ascending indices of the rows in the lot of one purpose; may be empty. root: the silo's own."""
         return np.flatnonzero(root.stream("dp lot", *purpose).uniform(self._rows) < self.rate)

@@ -4,9 +4,9 @@ A claim says what one role learns, or is not given, under some conditions, and n
 worded once: a run's report, its verdict and the pages docs/threats-*.md and docs/privacy.md have this text (`python
 docs/claims.py`). `protocols/<name>/claims.py` lists the claims of a protocol.
 
-A condition is about a run's record, its `result.json`, also where an older record lacks a value. What depends on who
-took part follows from the opened sums (`opened_sums`), as a missing silo may be in the sum once the round is repeated.
-Where a record does not show its sums, a condition holds if it can, and the claim says that the record does not show it.
+A condition is about a run's record, its `result.json`; older records may lack values. What depends on who took part
+follows from the opened sums (`opened_sums`), as a missing silo may be in the sum of the repeated round. Where a record
+does not show its sums, a condition holds if it can, and the claim says so.
 """
 
 from __future__ import annotations
@@ -20,20 +20,22 @@ from typing import Any, Literal
 from moretta.protocols.common.accountant import WITH_NOISE_OF
 
 Record = Mapping[str, Any]
-"""What a run says of itself: the contents of its `result.json`."""
+"""A run's record: the contents of its `result.json`."""
 
 Role = Literal["server", "silo", "silos together", "server and silos", "outsider", "eavesdropper", "reader"]
 """Who learns. "reader" has no claims, but notes on how to read the others."""
 
 Kind = Literal["learns", "not given", "obfuscated", "bounded", "unclaimed"]
-"""`learns`: has it, or can work it out. `not given`: no message to the role holds it. `obfuscated`: has it changed by
-secret numbers, which is no encryption. `bounded`: an accountant says how much of it the role can learn. `unclaimed`:
-nothing is said of it."""
+"""`learns`: has it, or can compute it. `not given`: no message to the role holds it. `obfuscated`: has it changed by
+secret numbers, which is no encryption. `bounded`: an accountant bounds what the role can learn of it. `unclaimed`: no
+statement.
+"""
 
 About = Literal["rows", "ids", "update", "sum", "statistics", "model", "traffic"]
-"""The subject of a claim. `rows`: the values, labels or predictions of others' single rows. `ids`: who is among a
-silo's rows. `update`: what one silo computed of its rows. `sum`: the same of several silos. `statistics`: figures over
-many rows. `model`: a model, or what hides it. `traffic`: who takes part when, with how many rows, how long messages."""
+"""The subject of a claim. `rows`: the values, labels or predictions of others' single rows. `ids`: which ids a silo's
+rows have. `update`: what one silo computed from its rows. `sum`: the same over several silos. `statistics`: figures
+over many rows. `model`: a model, or what hides it. `traffic`: who takes part when, numbers of rows, message lengths.
+"""
 
 Place = Literal["front", "brief", "full"]
 """Where docs/privacy.md shows a claim: front: in its first table; brief: in its list; full: in neither."""
@@ -42,17 +44,17 @@ PAST: Mapping[str, str] = {
     "can": "could", "gets": "got", "hands": "handed", "has": "had", "holds": "held", "is": "was", "knows": "knew",
     "learns": "learned", "receives": "received", "relays": "relayed", "sees": "saw",
 }  # fmt: skip
-"""The verbs by which the text of a claim with a headline begins, as the headline has them."""
+"""The verbs that begin a claim with a headline, and their form in the headline."""
 
 NAMES: Mapping[str, str] = {
     "server": "the server", "silo": "a silo", "silos together": "silos together",
     "server and silos": "the server with silos", "outsider": "an outsider",
     "eavesdropper": "a listener on the network",
 }  # fmt: skip
-"""Roles in the order of a page, as it calls them."""
+"""Roles in the order of a page, with their names there."""
 
 TOGETHER = ("silos together", "server and silos", "outsider")
-"""Roles that a sentence names, as it stands under the heading of another one."""
+"""Roles whose name begins a sentence under another role's heading."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ def records_sums(record: Record) -> bool:
 
 
 MASKED = ("pairwise", "additive-shares")
-"""The schemes of which there are claims."""
+"""The schemes with claims."""
 
 
 def equals(section: str, key: str, value: str, says: str = "") -> Condition:
@@ -325,7 +327,7 @@ def _what_epsilon_assumes(record: Record) -> str:
 
 
 def _what_epsilon_rests_on(record: Record) -> str:
-    """Return sampling, trust and theorem; records of earlier versions have none."""
+    """Return sampling, trust and theorem; empty for records of earlier versions."""
     facts, (what, _) = record["facts"], unit_of(record["facts"])
     if "theorem" not in facts:
         return ""
@@ -412,11 +414,11 @@ WORDS = (
 class Claim:
     """One thing that a role learns, or does not: `silo("model", where, attacks).says("holds the model")`.
 
-    `about`: its subject; None for notes to readers, and for nothing learned. `where`: the conditions on the run, all of
+    `about`: its subject; None for notes to readers, and for nothing learned. `where`: conditions on the run, all of
     which hold. `attacks`: names of the attacks that test it. `words`: fill the braces of its text.
     `alone`: if it holds, a report has nothing else about the role.
-    `warns`: a run for which it holds has it among its warnings, and so in the terminal and the log.
-    `silent`: a report leaves it out, because no record shows all of its conditions.
+    `warns`: if it holds, it is among the run's warnings, and so in the terminal and the log.
+    `silent`: a report omits it, because no record shows all of its conditions.
     `protocols`: the names in a package that it is about; empty for all.
     `text`: its words, a verb first, with words in braces; the part before its bar, if any, is a verdict's headline.
     `assumes`: further assumptions, which no record shows. `rests_on`: its other grounds, such as tests.
@@ -530,7 +532,7 @@ AROUND_SUMS = (
         rests_on="`tests/secure_aggregation`",
     ),
 )
-"""What the server has of late answers, of weights and by relaying keys. "update" is what one silo uploads."""
+"""What the server learns from late answers, weights and relayed keys. "update" is one silo's upload."""
 
 
 def sums(upload: str) -> tuple[Claim, ...]:
@@ -667,7 +669,7 @@ NOTES = (
 )
 
 OF_ALL_RUNS = (COUNTED_FIRST, *ABSENT_VALUES, *SCALED_TARGETS, *TEST_ROWS, *LISTENERS, *NOTES)
-"""What holds under every protocol alike."""
+"""What holds under every protocol."""
 
 SHARED = (
     *sums("update"),
@@ -684,4 +686,4 @@ SHARED = (
     COLUMNS_OF_THE_OTHER,
     *OF_ALL_RUNS,
 )
-"""What lists that tell of all protocols have once; claims without an attack are in no other list."""
+"""Claims that lists about all protocols show once; claims without an attack are in no other list."""

@@ -1,29 +1,29 @@
-"""Clipping of one round's sum: a server cannot see who spoiled a sum, but it can see that the sum is spoiled.
+"""Clipping of a round's sum: a server cannot see which silo spoiled a sum, but it can see that the sum is spoiled.
 
 Masks hide each silo's part, so one silo can put any ring element into a sum. A mean of fixed point with room for 2^16
-then moves a model of weights below 1 to where it never comes back from. So a round's sum is compared with the rounds
-before it: a vector longer than `MULTIPLE` times the running median is shortened to the median.
+then moves a model of weights below 1 so far that it does not recover. So a round's sum is compared with earlier rounds:
+a vector longer than `MULTIPLE` times the running median is shortened to the median.
 
     median_t = max(median of the last 11 rounds, median of all rounds so far),   from the sixth round on
     x_t -> x_t median_t / |x_t|   where |x_t| > 64 median_t
-    what is noted of round t = min(|x_t|, 2 median_t)
+    recorded of round t: min(|x_t|, 2 median_t)
 
 It is shortened to the median and not to 64 times it, as so large a sum is worth no more than an ordinary step. In a
 direction that one silo chose, 64 ordinary steps are enough to spoil a small model for good.
 
-The median is of norms over rounds, so fewer than half of the rounds cannot move it. There are two medians. In a run
-that has nearly fitted its rows most batches leave a small gradient and a few a large one, and the median of all rounds
-is the larger. In a run that leaves a plateau gradients grow for long, and the median of the last rounds is the larger.
-At most twice the median is noted, so that a silo that spoils every round needs some six rounds to double the measure.
+The median is over rounds, so fewer than half of the rounds cannot move it. There are two medians. Once a run nearly
+fits its rows, most batches leave a small gradient and a few a large one; the median of all rounds is then the larger.
+In a run that leaves a plateau gradients grow for long; the median of the last rounds is then the larger. At most twice
+the median is recorded, so a silo that spoils every round needs some six rounds to double the median.
 
 Why 64: the largest ratio of a round's norm to that median was 2.4 in the demo, 1.5 and 4.0 in the examples of BAFFLE
 and CGD, and 3 to 5 in runs with cross-entropy on WDBC and digits. It was 19 with batches of 4 rows, and 20 where the
-learning rate was 15 times too high (docs/secure-aggregation.md has the table). Only in 1500 rounds of two silos with
-batches of 4 rows, which they fit exactly, was it 74. The first five rounds set the measure and are not clipped: there
-``clip-norm`` is what bounds a step.
+learning rate was 15 times too high (docs/secure-aggregation.md has the table). It was 74 only in 1500 rounds of two
+silos with batches of 4 rows, which they fit exactly. The first five rounds set the median and are not clipped; there
+``clip-norm`` bounds a step.
 
 What remains: up to 64 ordinary steps may go where one silo wants, and a silo that spoils every round stops the
-training, as only spoiled sums are left. Masks hide who it is.
+training, as only spoiled sums are left. Masks hide which silo it is.
 """
 
 import bisect
@@ -46,8 +46,8 @@ log = logging.getLogger("moretta")
 
 MULTIPLE = 64.0
 RECENT = 11
-SETTLED = 5  # rounds that are noted before anything is clipped
-GROWTH = 2.0  # by which what is noted may pass the median
+SETTLED = 5  # rounds before the first clipping
+GROWTH = 2.0  # the most by which a recorded value exceeds the median
 
 
 class RunningMedian:
@@ -55,15 +55,16 @@ class RunningMedian:
 
     def __init__(self, seen: Sequence[float] = ()) -> None:
         self.seen = [float(value) for value in seen]
-        self._ordered = sorted(self.seen)  # which makes the median of all of them cheap
+        self._ordered = sorted(self.seen)  # makes the median of all of them cheap
 
     def note(self, value: float) -> float:
-        """Note a round's figure, capped at twice the previous median, and 0 not at all; return that median.
+        """Record a round's figure, at most twice the previous median; return that median. A figure of 0 is not
+        recorded.
 
-        It is the larger of the medians of the last 11 rounds and of all; infinity before the first figure.
+        The median is the larger of that of the last 11 rounds and that of all; infinity before the first figure.
         """
         median = math.inf
-        if self.seen:  # of so few `numpy.median` takes a hundred times as long
+        if self.seen:  # for so few `numpy.median` takes 100 times as long
             median = max(statistics.median(self.seen[-RECENT:]), statistics.median(self._ordered))
         if value > 0:
             self.seen.append(float(min(value, GROWTH * median)))
@@ -72,21 +73,15 @@ class RunningMedian:
 
 
 class Clip:
-    """Shortens vectors longer than 64 times the running median of their kind to that median.
-
-    what: its name, for the log.
-    """
+    """Shortens vectors longer than 64 times the running median of their kind, `what`, to that median."""
 
     def __init__(self, what: str, seen: Sequence[float] = ()) -> None:
         self._what, self._norms = what, RunningMedian(seen)
 
     def factor(self, values: Mapping[str, Array], number: int) -> float:
-        """Return the factor for these values, 1.0 unless the sum is spoiled, and note their norm.
-
-        number: of the round.
-        """
+        """Record the norm of round `number`'s values; return their factor, 1.0 unless the sum is spoiled."""
         squares, settled = 0.0, len(self._norms.seen) >= SETTLED
-        with np.errstate(over="ignore"):  # an overflow of float64 is longer than any bound
+        with np.errstate(over="ignore"):  # an overflow of float64 exceeds any bound
             for value in values.values():
                 flat = np.asarray(value, dtype=np.float64).reshape(-1)
                 # Not `flat @ flat`: BLAS would wake threads, which then wait for each other longer than they work.
@@ -107,15 +102,12 @@ class Clip:
         return float(median / norm)
 
     def norms(self) -> NDArray[np.float64]:
-        """Return the norms noted, for a checkpoint."""
+        """Return the recorded norms, for a checkpoint."""
         return np.array(self._norms.seen, dtype=np.float64)
 
 
 class SummedStep:
-    """Steps a server's model by its silos' sums, each clipped as above.
-
-    rounds: of the whole run, over which the rate's schedule spreads.
-    """
+    """Steps a server's model by its silos' sums, each clipped as above. rounds: of the run, for the schedule."""
 
     def __init__(self, module: nn.Module, params: Training, rounds: int) -> None:
         self._module, self._optimizer = module, modules.Optimizer(module, params, rounds)
@@ -124,7 +116,8 @@ class SummedStep:
     def step(
         self, gradients: Mapping[str, NDArray[np.float64]], number: int, buffers: Tensors | None = None
     ) -> dict[str, float]:
-        """Take the step of round `number`; if a sum was clipped, return by how much as a figure for the history.
+        """Take the step of round `number`; return by how much a sum was clipped, if it was, as a figure for the
+        history.
 
         buffers: the silos' means of running statistics, where the model has any; their change is clipped too.
         """
@@ -159,8 +152,8 @@ class SummedStep:
 def clipped_sum(gradients: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
     """Return sum_i g_i / max(1, |g_i| / C), float64, by parameter; |g_i| is over all parameters together.
 
-    gradients: [rows, ...] by parameter. most: C. Entries that are not finite count as 0, so that nobody learns that an
-    example makes the model overflow.
+    gradients: [rows, ...] by parameter. most: C. Entries that are not finite count as 0, so that an example that makes
+    the model overflow stays hidden.
     """
     flat = {name: value.reshape(len(value), -1) for name, value in gradients.items()}
     exact = {name: value.double().nan_to_num(0.0, 0.0, 0.0) for name, value in flat.items()}

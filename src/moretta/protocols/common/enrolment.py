@@ -3,17 +3,17 @@
     server                                          silo
       test rows are not trained on           <->      (`moretta.protocols.common.overlap`), where their ids are known
       keys of the secure sum                 <->      (`moretta.secure_aggregation`)
-      mean and deviation by column           <->      through the secure sum, once a run; where values are absent how
-                                                      many are there, and histograms of columns with a median
+      mean and deviation by column           <->      through the secure sum, once a run; where values may be absent
+                                                      also the number of values, and histograms of median columns
       Begin(model, schema, preparation)      -->
-                                             <--    Ready, or a refusal that says what differs
+                                             <--    Ready, or a refusal that names the difference
 
-Who learns what: every silo and the server learn the mean and standard deviation over all silos of each input column
-that is standardised, and of each target that is. Where values are absent, they learn what is filled in. The server also
-learns how many values of a column are there. Of a column whose median is filled in it learns the numbers of rows in 64
-equal parts of its range. Under PBPFL the server also learns those of all inputs together and of the targets, and their
-numbers. Where rounds use all rows, it learns their number, once a run: silos that were not counted cannot join. No
-silo's own figures are seen in these sums.
+Who learns what: every silo and the server learn the mean and standard deviation, over all silos, of each input column
+and each target that is standardised. Where values are absent, they learn the values filled in. The server also learns
+how many values a column has. For a column whose median is filled in it learns the numbers of rows in 64 equal parts of
+its range. Under PBPFL the server also learns the statistics of all inputs together and of the targets, with their
+numbers. Where rounds use all rows, it learns their number once a run; silos that were not counted cannot join. These
+sums show no silo's own figures.
 """
 
 import logging
@@ -54,7 +54,7 @@ from moretta.secure_aggregation.sums import message_digest
 log = logging.getLogger("moretta")
 T = TypeVar("T")
 
-MOST_ROWS = 2**32  # of all silos together, in a round of all rows; in Z_2^64 that leaves steps of 2^-15 at limit = 2^16
+MOST_ROWS = 2**32  # all silos' rows in a round of all rows; in Z_2^64 that leaves steps of 2^-15 at limit = 2^16
 
 _LATE = Missing(
     Reason.REFUSED,
@@ -64,12 +64,12 @@ _LATE = Missing(
 
 
 def prepared(x: NDArray[np.generic], preparation: Preparation, dtype: torch.dtype) -> Tensor:
-    """Return prepared inputs (`Preparation.apply`), as a tensor of its own."""
+    """Return prepared inputs (`Preparation.apply`), as a new tensor."""
     return torch.tensor(preparation.apply(loaded(x), _numpy(dtype)))
 
 
 def inputs_of(x: NDArray[np.generic], preparation: Preparation, dtype: torch.dtype, device: str = "cpu") -> Inputs:
-    """Return the same on a device; of lazy rows batch by batch."""
+    """Return the same on a device; lazy rows are prepared by batch."""
     rows: Any = x
     if isinstance(rows, LazyRows):
         return LazyTensor(rows, lambda read: prepared(read, preparation, dtype).to(device))
@@ -77,10 +77,10 @@ def inputs_of(x: NDArray[np.generic], preparation: Preparation, dtype: torch.dty
 
 
 def fitted_alone(x: NDArray[np.generic], rules: ColumnRules, y: NDArray[np.generic] | None = None) -> Preparation:
-    """Return the preparation, as `Enrolment` finds it over silos, for rows that one party holds alone.
+    """Return the preparation that `Enrolment` fits over silos, for rows of one party.
 
     y: targets to scale, [rows, outputs]; None leaves them. Raises `moretta.errors.ParameterError` for a column without
-    any value, and for constant targets.
+    values, and for constant targets.
     """
     if y is not None:
         wide = y.astype(np.float64)
@@ -150,7 +150,7 @@ class SiloRows:
         return inputs_of(x, self.of.prepared, self.dtype, self.device)
 
     def prepare_alone(self, rules: ColumnRules, *, targets: bool = False) -> Preparation:
-        """Prepare by the silo's own columns, and targets, which nobody else has; return the preparation."""
+        """Prepare by the silo's own columns, and targets, which no other party has; return the preparation."""
         self.of.prepared = fitted_alone(self.of.x, rules, self.of.y if targets else None)
         self.take_up()
         return self.of.prepared
@@ -169,8 +169,8 @@ class SiloRows:
     ) -> Message:
         """Answer a message of the set-up, or an ask for a score of `model`, whose weights that overwrites.
 
-        statistics: those for the message's group; None for the silo's. Raises `moretta.errors.MisuseError` for any
-        other.
+        statistics: those for the message's group; None for the silo's. Raises `moretta.errors.MisuseError` for other
+        messages.
         """
         if (answer := self.frozen.answer(message) or contributor.answer(message)) is not None:
             return answer
@@ -192,10 +192,10 @@ class SiloRows:
         agreed: Sequence[bytes] | None = None,
         own: bytes = b"",
     ) -> Message:
-        """Upload a model's score on the held-out rows, or on those for validation.
+        """Upload a model's score on the held-out or the validation rows.
 
-        blind: as the contributor's. agreed: digests that the silos of the sum agreed on; None takes the set-up's. own:
-        a digest of the silo's own model.
+        blind: as the contributor's. agreed: digests that the silos of the sum agreed on; None for the set-up's. own: a
+        digest of the silo's own model.
         """
         held = self.of.scored(ask)
         outputs = modules.outputs_of(model, self._prepared(held.x)).cpu().numpy()
@@ -215,7 +215,7 @@ class SiloRows:
     def randomness(self, number: int, take: int = 0) -> Iterator[None]:
         """Seed torch for a round and take (`Stamp.drawn`), for dropout, and restore its generator afterwards.
 
-        A function of seed, silo, round and take, so that a resumed run draws what an uninterrupted one would.
+        The seed follows from seed, silo, round and take, so that a resumed run repeats an uninterrupted one's draws.
         """
         drawn = [number, take] if take else [number]
         seed = np.random.SeedSequence([*self.batches.entropy, *drawn]).generate_state(1, np.uint64)
@@ -235,10 +235,9 @@ class Enrolment:
     """The server's half: what it has agreed with the cohort.
 
     `setting`: of the run. `columns`: how to prepare them. `batch_size`: 0 for all of a silo's rows. `statistics`: the
-    closed list that it asks for, and its silos give. `comparison`: of silos' rows with the server's test rows, if their
-    subjects are known. `sends_model`: whether rounds send the model; its frozen part then travels in the set-up alone.
-    `figures`: of the score at the end, none for no score. `most_weight`: of the cohort, an upper bound of a round's
-    rows.
+    closed list of those asked for. `comparison`: of silos' rows with the server's test rows, if their subjects are
+    known. `sends_model`: whether rounds send the model; its frozen part then travels in the set-up alone. `figures`: of
+    the score at the end, empty for no score. `most_weight`: of the cohort, an upper bound of a round's rows.
     """
 
     def __init__(
@@ -257,7 +256,7 @@ class Enrolment:
         self._setting, self.figures, self.statistics = setting, setting.figures, statistics
         self.aggregation, self._rules, self._batch_size, self._comparison = aggregation, columns, batch_size, comparison
         self._schema, self._table = modules.schema(setting.model), setting.spec.table_digest
-        self._validators = tuple[str, ...]()  # the silos over which all validations of a run are
+        self._validators = tuple[str, ...]()  # the silos of all validations of a run
         self.counted: Counted | None = None
         self._has_statistics = False
         self._centers = dict[str, NDArray[np.float64]]()  # of squares, by matrix: a silo answers for one
@@ -297,9 +296,9 @@ class Enrolment:
         return {name: value for name, value in parameters.items() if name not in self._frozen}
 
     def scored(self, now: Stamp, outcome: Outcome, parameters: Tensors) -> Exchange[Outcome | Aborted]:
-        """Return the outcome with its score on the silos' held-out rows, if wanted; the end of a server's `finish`.
+        """Return the outcome with its score on the silos' held-out rows, if requested; the end of a server's `finish`.
 
-        parameters: the released ones, or none if each silo scores its own model.
+        parameters: the released ones; empty if each silo scores its own model.
         """
         if not self.figures:
             return outcome
@@ -324,8 +323,8 @@ class Enrolment:
     ) -> Exchange[dict[str, float]]:
         """Return the score of a round's new model on the silos' validation rows, as figures of the round.
 
-        parameters: returns the model's, if it is scored. summed: the silos in the round's own sum. Empty if no score is
-        wanted, or a silo of the first score is away: see `scoring`.
+        parameters: returns the model's, if it is scored. summed: the silos in the round's own sum. The result is empty
+        without a requested score, or if a silo of the first score is away: see `scoring`.
         """
         if not self._setting.validated or not self._setting.spec.run.evaluates(now.round):
             return {}
@@ -340,9 +339,9 @@ class Enrolment:
         return {} if scores is None else over("validation_", scores[0])
 
     def _tables(self, now: Stamp, parameters: Tensors, scored: Sequence[str], rows: float) -> Exchange[Tensors]:
-        """Return the tables of all silos; none if one is missing, as nothing is repeated for them.
+        """Return the tables of all silos; empty if one is missing, as nothing is repeated for them.
 
-        scored: the silos of the score, with these rows; over others they help to open no tables.
+        scored: the silos of the score, with these rows; they help to open tables over no other set.
         """
         if lost := sorted(set(self.aggregation.cohort) - set(scored)):
             log.warning("%s: the tables of classes are left out: no score is known of %r", now, lost)
@@ -351,7 +350,7 @@ class Enrolment:
         return (yield from _dispensable(asked, f"{now}: the tables of classes are left out")) or {}
 
     def _count_rows(self, now: Stamp) -> Exchange[Aborted | None]:
-        """Count the cohort's rows at most once a run: counts over two cohorts would give the difference's rows."""
+        """Count the cohort's rows at most once a run: counts over two cohorts would show the difference's rows."""
         counted = yield from moments(self.aggregation, now, 0, what="rows")
         if isinstance(counted, Aborted):
             return counted
@@ -369,7 +368,7 @@ class Enrolment:
         return None
 
     def _gather_statistics(self, now: Stamp) -> Exchange[Aborted | None]:
-        """Ask for the statistics of the list, matrix by matrix, except rows, which are counted before."""
+        """Request the statistics of the list, matrix by matrix, except rows, which are counted before."""
         for what, (columns, of, may_lack) in self.statistics.matrices.items():
             if what == "rows":
                 continue
@@ -382,7 +381,7 @@ class Enrolment:
         return None
 
     def _find(self, now: Stamp, what: str, columns: int, of: Sequence[int], may_lack: bool) -> Exchange[Aborted | None]:
-        """Find the mean and deviation of a matrix, and the preparation. columns, of, may_lack: as `moments`."""
+        """Compute a matrix's mean and deviation, and the preparation. columns, of, may_lack: as `moments`."""
         indices = np.array(of, np.int64)
         found_moments = yield from moments(
             self.aggregation, now, columns, what, may_lack=may_lack, of=indices, centers=self._centers
@@ -402,7 +401,7 @@ class Enrolment:
     def _fit(self, now: Stamp, inputs: Moments) -> Exchange[Aborted | None]:
         """Set the preparation of columns, and the scale of all prepared inputs together."""
         rules, layout = self._rules, self._setting.layout
-        if layout is not None:  # nothing was asked of ids, masks and images
+        if layout is not None:  # ids, masks and images have no statistics
             part = Preparation(np.zeros(len(inputs.mean)), inputs.mean, usable(inputs.deviation))
             self.preparation = Preparation.nothing(rules.columns).joined(layout.standardised.tolist(), part)
             return None
@@ -453,7 +452,7 @@ def _scale_of_all(inputs: Moments, prepared: Preparation) -> tuple[float, float]
 
 
 def _dispensable(asked: Exchange[T | Aborted], opening: str) -> Exchange[T | None]:
-    """Return the result of a dispensable exchange; None, with a warning that begins so, if it aborts."""
+    """Return the result of a dispensable exchange; None, after a warning with this `opening`, if it aborts."""
     try:
         outcome = yield from asked
     except PeerError as error:
@@ -467,7 +466,7 @@ def _dispensable(asked: Exchange[T | Aborted], opening: str) -> Exchange[T | Non
 
 
 def refused_by_all(ended: Aborted, cohort: Sequence[str], now: Stamp) -> bool:
-    """Return whether no silo gives a score, as after a restart with another model: a finished run ends without one."""
+    """Return whether every silo refused a score, as after a restart with another model; the run ends without one."""
     whys = [ended.missing.get(silo) for silo in cohort]
     if not all(why is not None and why.reason is Reason.REFUSED for why in whys):
         return False

@@ -31,21 +31,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Entry:
-    """One protocol of `moretta.protocols.registry`. A reference "module:name" is imported when it is first used.
+    """One protocol of `moretta.protocols.registry`. A reference "module:name" is imported on first use.
 
     `name`: in a run file. `label`: for people. `settings`: its class of settings. `roles`: builds its roles, as `build`
     says. `messages`: the module of its messages, MESSAGES. Those in KEYS count as keys and shares, those in SET_UP as
     set-up, all others as uploads. `claims`: the module of its CLAIMS. `commands`: adds its own commands to the shell.
-    `edge`: the module that plays a silo in a process that only runs the model forward
+    `edge`: the module of a silo that only runs the model forward, in its own process
     (`moretta.protocols.baffle.edge_client`), if any. `leaves`: returns what a silo's role leaves at its site alone
     (`moretta.protocols.common.roles.Left`). `baseline`: other protocols are compared with it. `pooled`: one party has
     all rows, and nothing is summed. `summed`: uploads go through the secure sum. `grids`: silos may hold different
-    columns of the same rows. `simulations`: the engines that play all its silos in one process, without messages.
+    columns of the same rows. `simulations`: the engines that run all its silos in one process, without messages.
     `many_machines`: silos may be remote. `takes_all`: every silo takes part in every round. `ring_bits`: the smallest
-    ring that its sums allow. `seeded_start`: silos compute their starting point, which therefore follows from the
-    training seed. `forward_only`: no silo takes a gradient. `judged_by`: the "mean" or the "worst" of the scores of
-    silos' own models. `common_model`: ``model.safetensors`` is a model that predicts. `shows_model`: silos see that
-    model in every round, so they may score it during the run.
+    ring of its sums. `seeded_start`: silos compute their starting point from the training seed. `forward_only`: no silo
+    takes a gradient. `judged_by`: the "mean" or the "worst" of the scores of silos' own models. `common_model`:
+    ``model.safetensors`` is a model that predicts. `shows_model`: silos see that model in every round, so they may
+    score it during the run.
     """
 
     name: str
@@ -96,8 +96,8 @@ def load(reference: str) -> Any:
 def added(group: str, named: Mapping[str, T], kind: type[T]) -> dict[str, T]:
     """Return objects by name, with those of other packages' entry points of a group.
 
-    An entry point names one of that kind, or several, or a module with some. One that cannot be imported, or whose name
-    is taken, is left out with a warning.
+    An entry point names one object of that kind, several, or a module with some. One whose import fails, or whose name
+    is taken, is skipped with a warning.
     """
     objects = dict(named)
     for package, held in installed(group):
@@ -116,7 +116,7 @@ def installed(group: str) -> Sequence[tuple[str, Any]]:
         package = point.dist.name if point.dist else point.module
         try:
             objects.append((package, point.load()))
-        except Exception as error:  # noqa: BLE001  # whatever that package does as it is imported
+        except Exception as error:  # noqa: BLE001  # any error of that package's import
             _left_out(point.value, package, f"{type(error).__name__}: {error}")
     return objects
 

@@ -1,15 +1,15 @@
-"""Untrained parameters, which travel once and are then known by their digest.
+"""Untrained parameters, which travel once and are then identified by their digest.
 
     server -> silo   AskFrozen    the digest of the run's untrained tensors
     silo -> server   HoldsFrozen  whether it has them
     server -> silo   TakeFrozen   the tensors themselves, to silos without them
     silo -> server   HoldsFrozen
 
-They end each set-up of a protocol whose server sends its model, if some parameters are untrained. A restarted silo's
-process has none, and receives them in the set-up that its new keys need. Later the server sends only the other tensors,
-and a silo adds its own. The digest is among what a set-up agrees on, so all uploads of one sum share a base. A silo
-takes tensors only if they have the names, shapes and dtypes of its own model and the announced digest, and trains only
-on those announced last.
+They end each set-up of a protocol whose server sends its model, if some parameters are untrained. A restarted silo has
+none, and receives them in the set-up that its new keys need. Later the server sends only the other tensors, and a silo
+adds its own. The digest is among what a set-up agrees on, so all uploads of one sum share a base. A silo takes tensors
+only with the names, shapes and dtypes of its own model and the announced digest, and trains only on those announced
+last.
 """
 
 from collections.abc import Mapping, Sequence

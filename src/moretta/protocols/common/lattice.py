@@ -1,26 +1,25 @@
-"""Noise in whole steps: where a silo's sums are rounded to, how far one row moves them, and what that is worth.
+"""Noise in whole steps: the rounding of a silo's sums, how far one row moves them, and the privacy of the result.
 
-What a silo sums up of its rows is rounded to a lattice, and gets whole steps of noise before it is masked:
+A silo rounds the sums over its rows to a lattice, and adds whole steps of noise before it masks them:
 
     s          the lattice's step, a power of two: d numbers of one upload have s sqrt(d) <= 0.01 C
     n          each number of sum_i g_i, to the nearest whole number of steps
     upload     s (n + z) / L,   z from N_Z(sigma_k^2) for each number (`moretta.secure_aggregation.discrete_gaussian`)
 
-One row more moves the sum by at most C, and each rounded number by at most s beside that. So the sensitivity is
+One row more moves the sum by at most C, and rounding moves each number by at most s more. So the sensitivity is
 
     Delta = C + s sqrt(d),   in steps D = Delta / s,   and sigma_k^2 = sigma^2 D^2 / S + 8
 
-where S silos are in a sum. The sum over k of them is that of whole numbers with the noise of N_Z(k sigma_k^2).
-That hides a row as the Gaussian mechanism does whose variance is k sigma_k^2 - 8 >= (sigma D)^2 k / S, which is proved
-where the draws are. So sigma sqrt(k / S) is the noise multiplier, exactly, and epsilon is the sampled Gaussian's.
+where S silos are in a sum. The sum over k of them is that of whole numbers with the noise of N_Z(k sigma_k^2). It hides
+a row as the Gaussian mechanism with variance k sigma_k^2 - 8 >= (sigma D)^2 k / S does (proof: see the draws). So sigma
+sqrt(k / S) is the noise multiplier, exactly, and epsilon is the sampled Gaussian's.
 
-S is the number of silos of the cohort, less the c that may pool their noise with the server. Where some of the cohort
-are lost, each silo's noise has as much more as those who are left need, which is taken off otherwise
-(`moretta.secure_aggregation.removable_noise`). So in every sum that is opened the multiplier is sigma, and hardly more.
+S is the number of silos of the cohort, less the c that may pool their noise with the server. Each silo's noise has the
+surplus that a sum with lost silos needs, which is removed otherwise (`moretta.secure_aggregation.removable_noise`). So
+in every opened sum the multiplier is sigma, and hardly more.
 
-The ring adds whole steps exactly: its own step is a part of s, and no magnitude passes 2^50 of them, so that the
-products of float64 on the way are rounded to the right one. Numbers further out than that are brought in before the
-noise is added, which moves no two sums apart.
+The ring adds whole steps exactly: its own step is a part of s, and no magnitude exceeds 2^50 of them, so that products
+of float64 round to the right one. Larger numbers are clamped before the noise is added, which moves no two sums apart.
 """
 
 import math
@@ -37,8 +36,8 @@ from moretta.secure_aggregation.encoding import MOST_WEIGHT, check_fraction_bits
 from moretta.secure_aggregation.removable_noise import Noise
 
 COARSEST = 0.01  # s sqrt(d) / C
-LEAST_STEPS = 64  # of the lattice, that a silo's share of the noise has as its deviation
-EXACT_BITS = 50  # of the ring's steps, up to which a product and a quotient of float64 are rounded to the right one
+LEAST_STEPS = 64  # the least deviation of a silo's share of the noise, in steps of the lattice
+EXACT_BITS = 50  # up to so many of the ring's steps, a product and a quotient of float64 round to the right one
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ class Lattice:
         """Return the lattice for uploads of `entries` numbers, d."""
         share, root = privacy.noise * privacy.clip / math.sqrt(privacy.sharers), math.sqrt(entries)
         coarsest = min(COARSEST * privacy.clip / root, share / LEAST_STEPS or math.inf)
-        step = math.ldexp(0.5, math.frexp(coarsest)[1])  # the largest power of two that is no larger
+        step = math.ldexp(0.5, math.frexp(coarsest)[1])  # the largest power of two below or equal
         sensitivity = privacy.clip + step * root
         units, silos = privacy.noise * sensitivity / step, privacy.sharers + privacy.colluding
         noise, most = Noise(units**2, step, privacy.colluding), 0
@@ -99,9 +98,8 @@ class Lattice:
         """Check that a ring adds whole steps of the lattice exactly; return the most steps that it adds.
 
         encoding: the fraction bits f by tensor, whose sum is rounded to 2^-f, and the most weight, which is ignored;
-        empty for sums in the clear. lot: the expected number of summed rows.
-        Raises `moretta.errors.ParameterError` with the remedy, and `moretta.errors.PeerError` for fraction bits that no
-        limit yields.
+        empty for sums in the clear. lot: the expected number of summed rows. Raises `moretta.errors.ParameterError`
+        with the remedy, and `moretta.errors.PeerError` for fraction bits of no limit.
         """
         bits_of = {name: bits for name, bits in encoding.items() if name != MOST_WEIGHT}
         for name, bits in bits_of.items():

@@ -1,8 +1,8 @@
-"""The losses, their soft labels and class weights, in the notation that PBPFL needs: u = w o t, U = sum u, and D.
+"""The losses, their soft labels and class weights, in PBPFL's notation: u = w o t, U = sum u, and D.
 
-The mean loss of a batch is the sum of its rows' losses over D. D is the number of rows, except under class weights
-with whole-number targets, where `torch.nn.functional.cross_entropy` has D = sum of the rows' own class weights. Silos
-are then weighted by D_k instead of their rows, and since D_k depends on labels, it travels inside the secure sum.
+The mean loss of a batch is the sum of its rows' losses over D. D is the number of rows, except under class weights with
+whole-number targets, where `torch.nn.functional.cross_entropy` has D = sum of the rows' own class weights. Silos are
+then weighted by D_k instead of their rows, and since D_k depends on labels, it travels inside the secure sum.
 """
 
 from collections.abc import Sequence
@@ -25,12 +25,13 @@ def density_of(total: Sum, class_weights: Sequence[float]) -> float:
 
 
 def usable_density(mean: float, step: float, class_weights: Sequence[float]) -> float:
-    """Return the silos' mean of D_k / N_k, which divides sums. Raises ParameterError if it cannot be one.
+    """Return the silos' mean of D_k / N_k, which divides sums, moved to the nearest possible value.
 
-    step: the largest error of fixed point. The mean is of class weights, or of ones if targets are probabilities. Some
-    silo caused a value outside these, which could spoil every step, so the nearest possible value replaces it.
+    step: the largest error of fixed point. The mean is of class weights, or of ones if targets are probabilities; a
+    silo that causes another value could spoil every step. Raises `moretta.errors.ParameterError` if it cannot be a
+    mean.
     """
-    slack = step + 1e-9 * max(1.0, *class_weights)  # of the mean itself, in float64
+    slack = step + 1e-9 * max(1.0, *class_weights)  # the mean itself is in float64
     mean = min(max(mean, min(1.0, *class_weights) - slack), max(1.0, *class_weights) + slack)
     if not (mean > 0 and np.isfinite(mean)):
         raise ParameterError(
@@ -51,8 +52,8 @@ class Loss:
     """One loss with its settings.
 
     `name`: "mse", the mean over rows of |y - t|^2 / 2 (`practical.md`, section III-B; `torch.nn.MSELoss` is 2 / outputs
-    times it), or "cross-entropy" of the softmax, in nats. `smoothing`: of labels, 0 to 1. `class_weights`: one an
-    output. `own`: of each row, in the place of all this (`moretta.protocols.common.own_loss`).
+    times it), or "cross-entropy" of the softmax, in nats. `smoothing`: of labels, 0 to 1. `class_weights`: one per
+    output. `own`: the loss of each row, which replaces all this (`moretta.protocols.common.own_loss`).
     """
 
     name: str
@@ -63,8 +64,8 @@ class Loss:
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss, a scalar. outputs: [B, outputs]; targets: [B, outputs] or int64[B].
 
-        Of masks, targets [B, positions, classes], a row's loss is the sum over positions under "mse", as over outputs,
-        and under "cross-entropy" their mean, as `torch.nn.functional.cross_entropy` has it without weights.
+        For masks, targets [B, positions, classes], a row's loss is the sum over positions under "mse", as over outputs.
+        Under "cross-entropy" it is their mean, as in `torch.nn.functional.cross_entropy` without weights.
         """
         if self.own is not None:
             return of_rows(self.own, outputs, targets).mean()
@@ -76,10 +77,7 @@ class Loss:
         return nn.functional.cross_entropy(outputs, targets, weight=weights, label_smoothing=self.smoothing)
 
     def of_each(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss of each of several batches, [batches], as of each alone.
-
-        outputs: [batches, B, outputs]; targets: the same, or int64[batches, B].
-        """
+        """Return the mean losses of [batches, B, outputs] or int64[batches, B] targets, a batch each: [batches]."""
         if self.own is not None:
             rows = of_rows(self.own, outputs.flatten(0, 1), targets.flatten(0, 1))
             return rows.view(outputs.shape[:2]).mean(dim=1)
@@ -109,7 +107,7 @@ class Loss:
         return entropies.mean(dim=-1)
 
     def density(self, targets: Tensor) -> float:
-        """Return D / B: 1 but for class weights with whole-number targets."""
+        """Return D / B: 1 except for class weights with whole-number targets."""
         if not self.class_weights or targets.is_floating_point():
             return 1.0
         return float(torch.tensor(self.class_weights, dtype=torch.float64)[targets.cpu()].mean())

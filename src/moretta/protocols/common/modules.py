@@ -1,22 +1,20 @@
 """PyTorch modules as named numpy arrays, their first weights, their inputs in batches, and their optimizers.
 
-**Steps** of SGD and Adam are to the bit those of `torch.optim` on the CPU. `torch.optim` loads PyTorch's compiler when
-it is first used, which takes a third as long as all of PyTorch, and around the step of a small model it does more than
-in it.
+**Steps** of SGD and Adam equal those of `torch.optim` on the CPU to the bit. On first use `torch.optim` loads PyTorch's
+compiler, which takes a third as long as all of PyTorch. Its overhead around a small model's step exceeds the step.
 
-**The start of a run** (`first_weights`): the model's parameters as they were built or warm-started, each tensor moved a
-little.
+**The start of a run** (`first_weights`): the model's parameters as built or warm-started, each tensor moved a little.
 
 Initialisers draw few bits: PyTorch's draw one of 2^24 values between -b and b. Factors that multiply such numbers can
-be found from the products, even rounded once, as PBPFL's scales were (`scales-from-low-bits` of the audit). So each
-parameter W that is trained begins at W + n, with n normal of deviation 2^-23 max|W|. Where max|W| is about b, that is
-the step of such a lattice, and W + n is nearly uniform between its points (the density varies by 2 exp(-2 pi^2), 5e-9).
-This does not hide coarser starts, such as weights of eight bits or normalisation layers of ones. Frozen parameters stay
-as they are, as buffers do: some are masks and places, and PBPFL sends them unscaled.
+be computed from the products, even rounded once, as PBPFL's scales were (`scales-from-low-bits` of the audit). So each
+trained parameter W begins at W + n, with n normal of deviation 2^-23 max|W|. Where max|W| is about b, that is the step
+of such a lattice, and W + n is nearly uniform between its points (the density varies by 2 exp(-2 pi^2), 5e-9). This
+does not hide coarser starts, such as weights of eight bits or normalisation layers of ones. Frozen parameters and
+buffers stay as they are: some are masks and places, and PBPFL sends them unscaled.
 
 All protocols do so, so that they are compared from one start. As n follows from a digest of all parameters W, runs of
-one seed stay the same runs. Anyone who does not know the start (from a seed, the operating system or a file) does not
-know n either; a start that others know hides nothing, as before.
+one seed stay equal. Anyone who does not know the start (from a seed, the operating system or a file) does not know n; a
+start that others know hides nothing.
 """
 
 from __future__ import annotations
@@ -46,12 +44,12 @@ from moretta.secure_aggregation.keystream import Keystream, derive, digest_of
 if TYPE_CHECKING:
     from moretta.protocols.common.losses import Loss
 
-CHUNK = 2048  # rows in one forward without gradients
-CHUNK_NUMBERS = 1 << 22  # of their inputs; fewer rows where samples are large
-EPS = 1e-8  # PyTorch's default of Adam
+CHUNK = 2048  # rows in one forward pass without gradients
+CHUNK_NUMBERS = 1 << 22  # numbers in their inputs; fewer rows where samples are large
+EPS = 1e-8  # PyTorch's default for Adam
 SPREAD = 2.0**-23  # of max|W|
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "float64": torch.float64}
-"""What models compute in, by the names that settings and files have."""
+"""The dtypes that models compute in, by their names in settings and files."""
 
 
 def arrays(module: nn.Module, dtype: torch.dtype | None = None) -> dict[str, Array]:
@@ -128,10 +126,7 @@ def _moved(tensors: Mapping[str, Tensor], move: Callable[[Tensor], Tensor]) -> d
 
 
 def read_state_dict(path: Path) -> dict[str, Array]:
-    """Return a state_dict from a .safetensors file, or from a .pt file without running its code.
-
-    Raises `moretta.errors.ParameterError` for any other file.
-    """
+    """Return a state_dict from .safetensors, or .pt without running its code. Raises ParameterError for others."""
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -147,7 +142,7 @@ def shapes(tensors: Tensors) -> dict[str, tuple[tuple[int, ...], str]]:
 
 
 def schema(module: nn.Module) -> str:
-    """Return a digest of the names, shapes and dtypes of a model, on which its server and silos must agree."""
+    """Return a digest of a model's names, shapes and dtypes, on which its server and silos must agree."""
     digest = hashlib.sha256()
     for name, tensor in module.state_dict().items():
         digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}\n".encode())
@@ -212,31 +207,28 @@ def running_buffers(module: nn.Module) -> dict[str, Tensor]:
 
 
 def take_buffers(module: nn.Module, means: Tensors) -> None:
-    """Set the running statistics to the silos' weighted means; whole-number counters go up by one."""
+    """Set the running statistics to the silos' weighted means; whole-number counters increase by one."""
     with torch.no_grad():
         for name, buffer in module.named_buffers():
             if name in means:
                 buffer.copy_(torch.tensor(means[name]))
-                if name.endswith("running_var"):  # a silo may have made it negative, and then it has no square root
+                if name.endswith("running_var"):  # a silo may have made it negative, without a square root
                     buffer.clamp_(min=0.0)
             elif not buffer.is_floating_point() and name.endswith("num_batches_tracked"):
                 buffer.add_(1)
 
 
 def out_of_place(model: nn.Module) -> nn.Module:
-    """Return the model with layers that write to no input: the first one's input is the rows themselves."""
+    """Return the model with layers that write to no input: the first layer's input is the rows themselves."""
     for layer in model.modules():
-        if getattr(layer, "inplace", False) and not isinstance(layer, torch.jit.ScriptModule):  # it is constant there
+        if getattr(layer, "inplace", False) and not isinstance(layer, torch.jit.ScriptModule):  # constant there
             layer.inplace = False  # type: ignore[assignment]
     return model
 
 
 @final
 class LazyTensor:
-    """Lazy rows in place of a tensor [rows, ...]; an index or a slice is a tensor of those rows alone.
-
-    make: turns rows as read into the model's tensor.
-    """
+    """Lazy rows in place of a tensor [rows, ...]; `make` turns those of an index or slice into a tensor."""
 
     def __init__(self, rows: LazyRows, make: Callable[[NDArray[np.float32]], Tensor]) -> None:
         self._rows, self._make, self.shape = rows, make, rows.shape
@@ -270,10 +262,7 @@ def outputs_of(model: nn.Module, inputs: Inputs, at_a_time: int = CHUNK) -> Tens
 
 
 class Optimizer:
-    """PyTorch's SGD or Adam, with gradients as arrays, at the rate of the round.
-
-    rounds: of the whole run, over which the rate's schedule spreads.
-    """
+    """PyTorch's SGD or Adam on gradients as arrays, at the round's rate. rounds: of the run, for its schedule."""
 
     def __init__(self, module: nn.Module, params: Training, rounds: int) -> None:
         self._parameters, self._params, self._rounds = trainable(module), params, rounds
@@ -315,7 +304,7 @@ def take_step(parameter: Tensor, gradient: Tensor, kept: dict[str, Tensor], rate
     """Move a parameter along its gradient, by the optimizer, momentum and weight decay of `params`.
 
     gradient: of the parameter's shape, dtype and device; not written to. kept: the optimizer's state of this parameter,
-    empty before the first step; written to, under the names of `torch.optim`.
+    under the names of `torch.optim`; empty before the first step, and written to.
     """
     if params.weight_decay:
         gradient = gradient.add(parameter, alpha=params.weight_decay)

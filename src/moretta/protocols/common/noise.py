@@ -39,8 +39,8 @@ class Sums:
     def of(cls, contributor: Contributor, asked: Query) -> Self:
         """Return the same, with the cohort added to the silo's record of the query; check it against this record.
 
-        The size of noise follows from the cohort. So in another cohort the silo refuses the sum of a take that it has
-        helped to open: that would be the same lot's under other noise.
+        The size of noise follows from the cohort. So the silo refuses another cohort's sum of a take that it has helped
+        to open: it would be the same lot under other noise.
         """
         members = contributor.members
         own = hashlib.sha256(encode_purpose("cohort of noise", *members)).digest() if members else b""
@@ -48,7 +48,7 @@ class Sums:
 
     @property
     def bound(self) -> tuple[bytes, ...]:
-        """The cohort and the query, to which noise is bound beside its purpose; empty if each upload is seen."""
+        """The cohort and the query, to which noise is bound beside its purpose; empty if uploads are in the clear."""
         return (self.asked.own, self.asked.digest) if self.asked.own else ()
 
 
@@ -94,8 +94,8 @@ class SiloNoise:
     def lot_of(self, *purpose: int | str | bytes) -> tuple[NDArray[np.int64], list[int]]:
         """Return the indices of the rows in the lot, and the number of rows of each contribution to the sum, in order.
 
-        A contribution is a row, or a group: the mean of at most `group_rows` of its rows, which are drawn in secret
-        too. A group's draw depends on no other group.
+        A contribution is a row, or a group: the mean of at most `group_rows` of its rows, also drawn in secret. A
+        group's draw depends on no other group.
         """
         drawn = self._lots.draw(self.root, *purpose)
         if not self._groups:
@@ -108,7 +108,7 @@ class SiloNoise:
         """Count an upload before it is sent. of: see `moretta.protocols.common.releases.Releases.add`.
 
         Raises `moretta.errors.ParameterError` if its sum would exceed the bound of epsilon. The silo's own count
-        decides, not the server's; an upload that was sent may be sent again.
+        decides, not the server's; an upload may be sent again.
         """
         of = (*of, *(() if sums is None else sums.bound))
         accountant = None if self.privacy.most is None else Accountant(self.privacy, self.rate)
@@ -123,10 +123,7 @@ class SiloNoise:
     def upload_update(
         self, now: Stamp, update: Tensors, encoding: Mapping[str, int], sums: Sums, *of: int | str | bytes
     ) -> Message:
-        """Return the upload of a silo's whole update: clipped, with its share of the noise. Arguments as `of_update`.
-
-        Raises as `uploading`, `noised` and `upload`.
-        """
+        """Return the upload of a whole update, clipped and noised. Arguments and raises: `of_update`, `upload`."""
         return self.upload(now, self.of_update(now, update, encoding, *of, sums=sums), encoding, sums)
 
     def of_update(
@@ -140,8 +137,8 @@ class SiloNoise:
         """Return a whole update, clipped to C over all its tensors, with the silo's share of the noise.
 
         Entries that are not finite count as 0. of: what the update follows from. The noise is bound to the update too:
-        a silo may step differently when a take is asked for again, as on a GPU, and two uploads under one noise would
-        show the difference. Raises as `uploading` and `noised`.
+        a repeated take may step differently, as on a GPU, and two uploads under one noise would show the difference.
+        Raises as `uploading` and `noised`.
         """
         clipped = {name: np.array(value, np.float64) for name, value in update.items()}
         with np.errstate(over="ignore"):  # an infinite norm leaves nothing of the update
@@ -164,7 +161,7 @@ class SiloNoise:
         """Return the upload for clipped sums over the lot: (sum + noise) / lot, by name.
 
         encoding: how the sum over silos will be rounded. sums: the upload's sum; None sizes noise for all silos of a
-        round, none of them lost. Raises as `Lattice.check`.
+        round without losses. Raises as `Lattice.check`.
         """
         lattice = Lattice.of(self.privacy, sum(total.size for total in totals.values()))
         most, shapes = lattice.check(encoding, self.lot), {name: total.shape for name, total in totals.items()}
@@ -176,7 +173,7 @@ class SiloNoise:
     def _drawn(
         self, lattice: Lattice, shapes: Shapes, sums: Sums | None, *purpose: int | str | bytes
     ) -> Mapping[str, NDArray[np.int64]]:
-        """Draw the noise of one upload, by name; `removable` becomes its removable parts."""
+        """Draw the noise of one upload, by name, and set `removable` to its removable parts."""
         levels = lattice.noise.levels(self.privacy.sharers + self.privacy.colluding, 0)
         if sums is not None:
             levels = sums.contributor.levels(lattice.noise)
@@ -198,10 +195,7 @@ class SiloNoise:
         return sums.contributor.upload(now, tensors, self.lot, encoding, asked=sums.asked, **part)
 
     def facts(self, left_out: str = "") -> dict[str, float | str]:
-        """Return the privacy of the silo's own rows, by its own count and rate (`Accountant.facts`).
-
-        left_out: uses of its rows beside its uploads.
-        """
+        """Return the privacy of the silo's rows by its own count and rate. left_out: uses beside uploads."""
         return Accountant(self.privacy, self.rate, left_out).facts(self.releases.count)
 
     def state(self) -> State:

@@ -1,4 +1,4 @@
-"""No row that a silo trains on is about whom the server's test rows are about: compared in the set-up by keyed digests.
+"""No silo trains on a row whose subject is in the server's test rows: the set-up compares keyed digests.
 
     server                                                        silo
       AskApart(key, digests of its test rows' ids and groups) -->
@@ -6,13 +6,13 @@
 
 Nothing is sent where the server's test rows have neither ids nor groups (`moretta.data.rows.Subjects`).
 
-Who learns what: a silo holds the key, so it learns which of its own ids and groups are among the server's, how many the
-server has, and of any id that it guesses whether it is among them. The server learns, of a silo that refuses, that some
-of its rows are concerned, neither which nor how many. A silo cannot tell test rows from a list that the server makes
-up, of one person perhaps. So it answers one list in its life, at a site in all runs together ([privacy]
-repeat-statistics allows one in each run), and records it before it answers. The key follows from the list, so that the
-same test rows are the same question in every session and run. Who has neither key nor rows learns nothing: digests are
-pseudorandom without the key.
+Who learns what: a silo holds the key. So it learns which of its own ids and groups are among the server's, how many the
+server has, and of any id that it guesses whether it is among them. The server learns from a refusal that the silo has
+some of them, neither which nor how many. A silo cannot distinguish test rows from a list that the server makes up,
+perhaps of one person. So it answers one list in its life, at a site in all runs together ([privacy] repeat-statistics
+allows one in each run), and records it before it answers. The key follows from the list, so that the same test rows are
+the same question in every session and run. Parties with neither key nor rows learn nothing: digests are pseudorandom
+without the key.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ from moretta.secure_aggregation.sums import message_digest
 
 log = logging.getLogger("moretta")
 
-COMPARISON = "comparison with test rows"  # among what a silo answers once
+COMPARISON = "comparison with test rows"  # an entry among the answers that a silo gives once
 DIGEST_BYTES = 16  # of HMAC-SHA256: two of a million ids and a million others agree by chance once in 2^88 runs
 
 
@@ -42,7 +42,7 @@ DIGEST_BYTES = 16  # of HMAC-SHA256: two of a million ids and a million others a
 class AskApart(Message):
     """Report whether you train on a row whose subject is among my test rows'.
 
-    key: 32 bytes. ids, groups: uint8[distinct ones, 16], the first bytes of HMAC-SHA256 of each, sorted.
+    key: 32 bytes. ids, groups: uint8[distinct values, 16], the sorted first bytes of each value's HMAC-SHA256.
     """
 
     key: Annotated[bytes, length(KEY_BYTES)]
@@ -58,7 +58,7 @@ class AskApart(Message):
 
 @message("enrolment/apart")
 class Apart(Message):
-    """No training row of mine is."""
+    """No training row of mine has a subject of yours."""
 
 
 MESSAGES = (AskApart, Apart)
@@ -89,17 +89,17 @@ class Comparison:
 
 
 def compared(ask: AskApart, own: Subjects, answers: Answers) -> Apart:
-    """Return that no row is shared: the silo's half.
+    """Compare the silo's training rows with the digests, and return that no subject is shared.
 
     Args:
         own: the subjects of the silo's training rows.
-        answers: the silo's earlier answers; one list, however often it is asked.
+        answers: the silo's earlier answers; it answers one list, perhaps repeatedly.
 
     Raises:
-        moretta.errors.RowsError: some rows are shared.
+        moretta.errors.RowsError: some subjects are shared.
         moretta.errors.PeerError: another list was compared before.
     """
-    run = ask.stamp.run.rpartition("/")[2]  # whatever group a server names before it
+    run = ask.stamp.run.rpartition("/")[2]  # without a group that a server names before it
     if not answers.hold(run, COMPARISON, message_digest(ask), lasting=True):
         raise PeerError(
             "a silo compares its rows with one list of test rows, was asked of another; use the test rows of before, "
@@ -132,4 +132,4 @@ def _sorted(key: bytes, what: str, values: Sequence[str]) -> NDArray[np.uint8]:
 
 
 def _text(value: str) -> bytes:
-    return value.encode(errors="surrogatepass")  # a file's text may be no Unicode
+    return value.encode(errors="surrogatepass")  # a file's text may be invalid Unicode

@@ -1,10 +1,10 @@
-"""A loss of the user's own: a function of outputs and targets that gives each row a number.
+"""A user's own loss: a function of outputs and targets that returns a number for each row.
 
     def huber(outputs: Tensor, targets: Tensor) -> Tensor:
         return nn.functional.huber_loss(outputs, targets, reduction="none").sum(dim=1)
 
-Its mean over rows is what is minimised. The built-in loss that `loss` names still says how targets are encoded
-(`moretta.protocols.common.targets`), and is what test rows are scored by, so that runs can be compared.
+Training minimises its mean over rows. The built-in loss named by `loss` still sets how targets are encoded
+(`moretta.protocols.common.targets`) and scores test rows, so that runs can be compared.
 
 A row's number depends on that row alone, as silos are weighted by their rows, and some protocols take rows one by one.
 This module needs no torch until a loss is called.
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Function = Callable[..., Any]
-ROWS = 8  # made up, on which a loss is tried
+ROWS = 8  # made-up rows of a trial
 CLOSE = 1e-4  # relative, between a row's number alone and among others
 
 
 def named(function: Function | str) -> str:
-    """Return "module:function", as a run file has it."""
+    """Return "module:function", as in a run file."""
     if isinstance(function, str):
         return function
     return f"{getattr(function, '__module__', '?')}:{getattr(function, '__qualname__', type(function).__name__)}"
@@ -52,7 +52,7 @@ OwnFunction = Annotated[
     PlainSerializer(named, return_type=str, when_used="unless-none"),
     Spelled('`"module:function"`'),
 ]
-"""A field for a function, or in a run file its "module:function"; None for none."""
+"""A field for a function, in a run file its "module:function", or None."""
 
 
 def imported(function: Function | str, base: Path = Path(), agreed: Container[str] = ()) -> Function:

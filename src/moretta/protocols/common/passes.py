@@ -1,10 +1,10 @@
-"""How a batch passes through a model and back where the whole of it takes too much memory or time.
+"""How a batch passes through a model and back where the whole batch takes too much memory or time.
 
 **A micro-batch.** The mean loss of a batch is the sum of its rows' losses over D (`losses`). So its gradient is the sum
-of those of some rows at a time, each with its part of D, and equal to the whole batch's but for rounding.
+of the gradients of its parts, each with its share of D, equal to the whole batch's up to rounding.
 
-**Recomputing blocks.** A block's activations are dropped on the way forward and computed anew on the way back
-(Chen et al. 2016, "Training deep nets with sublinear memory cost"), with the same random numbers and buffers.
+**Recomputing blocks.** A block's activations are dropped in the forward pass and recomputed in the backward pass (Chen
+et al. 2016, "Training deep nets with sublinear memory cost"), with the same random numbers and buffers.
 
 **bfloat16.** Operations that `torch.autocast` lists round to 8 bits of mantissa; weights, gradients and losses do not.
 """
@@ -37,7 +37,8 @@ SAME = 1e-4  # relative, between gradients with and without recomputing: roundin
 class Passes:
     """How the rows of a batch pass through a model.
 
-    rows: at a time; None: all. recomputes: whether blocks are recomputed. autocast: whether operations are in bfloat16.
+    rows: at a time; None for all. recomputes: whether blocks are recomputed. autocast: whether operations are in
+    bfloat16.
     """
 
     rows: int | None = None
@@ -57,7 +58,7 @@ class Passes:
 
     @contextmanager
     def through(self, model: nn.Module, left_out: str | None = None) -> Iterator[None]:
-        """Have forward passes within it run so. left_out: a layer whose block runs normally."""
+        """Run forward passes within it in this way. left_out: a layer whose block runs normally."""
         with ExitStack() as stack:
             if self.autocast:
                 stack.enter_context(torch.autocast(next(model.parameters()).device.type, torch.bfloat16))
@@ -66,7 +67,7 @@ class Passes:
             yield
 
     def check(self, model: nn.Module, x: Tensor) -> None:
-        """Raise `moretta.errors.ParameterError` if a model cannot pass so. x: a few rows."""
+        """Raise `moretta.errors.ParameterError` if a model cannot pass in this way. x: a few rows."""
         if self.rows is not None:
             refuse_mixing(model, "[engine] micro-batch takes some rows of a batch at a time")
         if not self.recomputes:
@@ -110,7 +111,7 @@ def refuse_mixing(model: nn.Module, because: str, *, frozen: bool = False) -> No
 def blocks_of(model: nn.Module, left_out: str | None = None) -> list[nn.Module]:
     """Return the blocks of a model: members of containers that have layers of their own, outermost first.
 
-    A block with more than `LARGEST_BLOCK` of the model is searched for smaller ones. left_out: a layer to leave out.
+    A block with more than `LARGEST_BLOCK` of the model is split into smaller ones. left_out: a layer to leave out.
     """
     whole = sum(tensor.numel() for tensor in model.parameters())
     left = None if left_out is None else model.get_submodule(left_out)
@@ -149,10 +150,7 @@ def _recomputed(block: nn.Module) -> Iterator[None]:
 
 
 class Replayed(AbstractContextManager[None]):
-    """Has a module run again from the buffers and random numbers at this object's creation.
-
-    It restores the present ones afterwards. It may be entered repeatedly.
-    """
+    """Runs a module again from the buffers and random numbers at creation; restores the present ones afterwards."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module

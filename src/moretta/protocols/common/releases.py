@@ -1,22 +1,22 @@
 """The count of noised sums that a run may have opened; epsilon follows from it.
 
-**What counts.** A take of a round (`moretta.contract.messages.Stamp`). It counts whether or not its sum was opened, or
-the round was repeated.
+**What counts.** A take of a round (`moretta.contract.messages.Stamp`), whether or not its sum was opened or the round
+repeated.
 
-- The server counts it before it asks for what may open the sum: who survives, shares of their masks, sums of additive
+- The server counts it before it requests what may open the sum: survivors, shares of their masks, sums of additive
   shares, or under ``scheme = "none"`` the uploads themselves. The count is on disk first (`Releases.write`).
-- A silo counts its upload before that leaves, as the shares of others may open the sum without it. It counts an upload
-  also where it then refuses to send it, as a value is out of range: the refusal says something of it.
+- A silo counts its upload before that leaves, as others' shares may open the sum without it. It also counts an upload
+  that it then refuses to send because a value is out of range: the refusal reveals something about it.
 
 **What does not count.** A repetition. Lots and noise follow from the take and from all that an upload depends on
-(`moretta.protocols.common.batches.purpose_of`), and noise from the cohort too. So asking the same silos for the same
-gives the same sum, which says nothing new. A digest of what was asked, and of whom, identifies a repetition. Where the
-unit is a silo, noise follows from the update, which may differ when it is computed again, as on a GPU. So the server
-counts each time that it asks.
+(`moretta.protocols.common.batches.purpose_of`), and noise from the cohort too. So the same ask to the same silos gives
+the same sum, which reveals nothing new. A digest of the ask and its silos identifies a repetition. Where the unit is a
+silo, noise follows from the update, which may differ when it is recomputed, as on a GPU. So the server counts every
+ask.
 
-**What that rests on.** Noise is drawn once for a take and cohort. Two sums of these over different silos have the same
-noise: their difference is the upload of the silos in one sum alone, with only these silos' noise. The secure sum sees
-to it that a silo helps to open one sum of a take, and that the next take has other noise.
+**What that rests on.** Noise is drawn once for a take and cohort. Two such sums over different silos would have the
+same noise: their difference is the upload of the silos in one sum alone, with only these silos' noise. The secure sum
+ensures that a silo helps to open one sum of a take, and that the next take has other noise.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from moretta.errors import ParameterError
 from moretta.secure_aggregation.keystream import encode_purpose
 
 KEY_BYTES = 16
-KNOWN = 1024  # the last releases, of which a repetition is known; an older one counts anew: too many, not too few
+KNOWN = 1024  # the last releases, whose repetitions are recognised; an older one counts again: too many, not too few
 
 R = TypeVar("R")
 
@@ -46,11 +46,11 @@ class Releases:
         self._known = dict[bytes, None]()  # the last `KNOWN`, oldest first
 
     def has(self, now: Stamp, *of: int | str | bytes) -> bool:
-        """Return whether a release is known, and so asking for it again counts nothing."""
+        """Return whether a release is known, so that another ask for it counts nothing."""
         return _key(now, *of) in self._known
 
     def add(self, now: Stamp, *of: int | str | bytes) -> None:
-        """Count the release of a take. of: what its sum follows from beside the take, and who was asked for it."""
+        """Count the release of a take. of: what its sum follows from beside the take, and the silos asked."""
         if (key := _key(now, *of)) not in self._known:
             self._take(key)
             self.write(f"{self.count} {now.round} {now.take} {key.hex()}")
@@ -62,10 +62,7 @@ class Releases:
             del self._known[next(iter(self._known))]
 
     def read(self, line: str) -> None:
-        """Restore a written line: the release's number, round, take and key.
-
-        Raises `moretta.errors.ParameterError` for anything else, or if an earlier one is missing.
-        """
+        """Restore a written line: number, round, take, key. Raises ParameterError for a wrong or missing one."""
         words = line.split()
         try:
             number, key = int(words[0]), bytes.fromhex(words[3])
@@ -97,7 +94,7 @@ def _key(now: Stamp, *of: int | str | bytes) -> bytes:
 
 
 def watched(exchange: Exchange[R], note: Callable[[Ask], None]) -> Exchange[R]:
-    """Run an exchange, and note each ask before it is made."""
+    """Run an exchange, and pass each ask to `note` before it is made."""
     replies: Replies | None = None
     while True:
         try:

@@ -35,9 +35,9 @@ class Roles:
     `preparation`: returns the preparation of inputs, once agreed. `scheme`: of the secure sums. `least`: the fewest
     silos of a round. `models`: the current models: the common one under the empty name, or each silo's own under its
     name. `displacement`: D of confined models, as a model of its own. `scores`: the scores that local participants have
-    read, if the server does not read them. `warnings`: sentences for the user about who takes part. `accountant`: if
-    silos add noise. `counted`: what a look before training has counted at all silos. `gather`, `spread`: bring local
-    clients to the states of those in other processes, and back.
+    read, if the server does not read them. `warnings`: sentences for the user about participation. `accountant`: if
+    silos add noise. `counted`: counts of a look before training at all silos. `gather`, `spread`: bring local clients
+    to the states of those in other processes, and back.
     """
 
     server: Server
@@ -60,7 +60,7 @@ class Roles:
 class Left:
     """What a silo's role leaves at its site alone.
 
-    privacy: if it added noise, by its own count of releases. model: its own, which nobody else has. scores: on all
+    privacy: by its own count of releases, if it added noise. model: its own, which no other party has. scores: on all
     held-out rows, if it has read them.
     """
 
@@ -136,17 +136,14 @@ def setups_of(setting: Setting, statistics: Statistics, scheme: str | None = Non
 def rows_of(
     setting: Setting, setup: SiloSetup, batches: Batches | UnionBatches | None = None, *, sent_model: bool = False
 ) -> SiloRows:
-    """Return a silo's rows as tensors.
-
-    batches: instead of its own. sent_model: whether rounds send it the model.
-    """
+    """Return a silo's rows as tensors. batches: replace its own. sent_model: whether rounds send it the model."""
     device, passes = setting.spec.run.device, setting.passes
     frozen = Frozen(modules.shapes(modules.frozen(setting.model)) if sent_model else {})
     return SiloRows(setup.rows(batches), setting.dtype, device, augment=setup.augment, passes=passes, frozen=frozen)
 
 
 def pool_of(setting: Setting, statistics: Statistics) -> tuple[SiloSetup, SiloRows]:
-    """Return the set-up of one party with all silos' rows, and those, in the silos' batches."""
+    """Return one party with all silos' rows, in the silos' batches: its set-up and its rows."""
     x, y, counts = whole_rows(setting)
     run, size = setting.spec.run, setting.spec.data.batch_size
     setup = SiloSetup(
@@ -167,10 +164,7 @@ def pool_of(setting: Setting, statistics: Statistics) -> tuple[SiloSetup, SiloRo
 
 
 def whole_rows(setting: Setting) -> tuple[NDArray[np.generic], Array, dict[str, int]]:
-    """Return all silos' rows with all their columns, one row of the grid after the other.
-
-    Returned are inputs, targets, and the number of rows of each row of the grid.
-    """
+    """Return all silos' rows, whole, by row of the grid: inputs, targets, and the number of each row's rows."""
     check_order(setting.silos)
     check_ids(setting.silos)
     grid, silos = grid_of(setting.silos), {silo.name: silo for silo in setting.silos}
@@ -222,6 +216,6 @@ def accountant_of(setting: Setting, scheme: str, batch_size: int, statistics: St
 
 
 def model_bound_to(setting: Setting, trained: Collection[str] = ()) -> bytes:
-    """Return a digest of the model without its trained parameters: of what built it, and its fixed tensors."""
+    """Return a digest of the model without its trained parameters: of its source and its fixed tensors."""
     fixed = {name: value for name, value in modules.arrays(setting.model).items() if name not in trained}
     return hashlib.sha256(encode_purpose("model", setting.spec.model_source, digest_of(fixed))).digest()

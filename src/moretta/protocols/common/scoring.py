@@ -1,50 +1,50 @@
-"""Scores of models on rows that silos hold back: at the end of a run, of tables too, and of validation rows on the way.
+"""Scores of models on silos' held-out rows at the end of a run, their tables, and scores on validation rows during it.
 
     server                                     silo k
-      Score(the released model, or none)  -->
+      Score(the released model, or empty) -->
                                           <--  upload of its rows, and the sums over them of loss and of hits or error
-      Score(the released model)           -->         (where tables are wanted)
+      Score(the released model)           -->         (where tables are requested)
                                           <--  upload of its confusion matrix, and of its rows by how sure they are
 
-The released model is scored, or where none is released each silo's own (`local`, `cgd`).
+The released model is scored; where none is released, each silo scores its own (`local`, `cgd`).
 
 Who learns what: the server learns how many rows the silos hold back together, and loss, accuracy and mean squared error
-over all of them. It learns nothing of one silo, and the silos learn nothing. With the scheme ``none`` the server sees
-each silo's. Where sums are blind (`cgd`) the server relays this one too, and the participants alone read it
+over all of them. It learns nothing about one silo, and the silos learn nothing. With the scheme ``none`` the server
+sees each silo's. Where sums are blind (`cgd`) the server relays this one too, and the participants alone read it
 (`moretta.protocols.cgd.messages.Scored`); of two, each then knows the other's. A silo helps to open scores of a run
-over one set of silos alone (`moretta.secure_aggregation.one_sum`), so that none is subtracted from another. A silo
-answers in the round after the run's last one, and for one model in a run: anyone who had many scored would learn by
-them which rows are held back. That model is the server's word. With dp-noise nothing is asked, as a score would be a
-release without noise.
+over one set of silos alone (`moretta.secure_aggregation.one_sum`), so that no sum can be subtracted from another. A
+silo answers in the round after the run's last one, and for one model in a run: scores of many models would reveal which
+rows are held back. The server chooses that model. With dp-noise no score is requested, as it would be a release without
+noise.
 
-**Tables** are wanted by `score-at-silos = "classes"` alone. The server then learns, of all silos together, rows by true
-and by predicted class, and rows by the probability of the predicted class, with these in whole percents, so that a part
-with one row tells no more. How many rows a class has depends on no model: at sites tables are, as statistics are, of
-one set of silos in all runs. They are of at least `LEAST_SILOS`, to which each silo's keys hold it, as of two each
-knows the other's. They are also of the silos that the score is of: rows and hits of both would else tell of those that
-one of them lacks. Where a silo is missing they are left out; the run does not wait for them.
+**Tables** are requested by `score-at-silos = "classes"` alone. The server then learns, of all silos together, rows by
+true and by predicted class, and rows by the probability of the predicted class. That is in whole percents, so that a
+bin with one row reveals no more. The number of rows of a class depends on no model: at sites tables are, like
+statistics, of one set of silos in all runs. They need at least `LEAST_SILOS`, which each silo's keys enforce, as of two
+each knows the other's. They are of the same silos as the score: rows and hits of both would otherwise reveal those of
+the silos in one of them alone. Where a silo is missing they are omitted; the run does not wait for them.
 
-**Validation rows** (`[data] validation-fraction` at sites) are other rows, which a silo neither trains on nor tests on.
-Where a round is evaluated, the server asks in that round, after its step, what its new model scores on them:
+**Validation rows** (`[data] validation-fraction` at sites) are other rows, on which a silo neither trains nor tests.
+Where a round is evaluated, the server asks in that round, after its step, for its new model's score on them:
 
     server                                     silo k
       Validate(the round's new model)     -->
                                           <--  upload of its rows, and the sums over them of loss and of hits or error
 
 The model is the one that the next round shows to all silos anyway. The server learns rows, loss and accuracy over all
-silos' validation rows, once a round and for one model in it. All validations of a run are over one set of silos, that
-of the first: a silo helps to open no other, so that none is subtracted from another. Where one of the set is away, an
-evaluation is left out, and no smaller set takes its place. It says how good a model is and chooses the best round, so
-its figures are no test: test rows are held back beside them.
+silos' validation rows, once a round and for one model in it. All validations of a run are over the set of silos of the
+first: a silo helps to open no other, so that no sum can be subtracted from another. Where a silo of the set is away, an
+evaluation is omitted, and no smaller set replaces it. The score measures a model and chooses the best round, so its
+figures are no test: test rows are held back beside them.
 
-**Masks.** A mask is labelled with stamp, cohort, and names, shapes and encoding of all that is uploaded
+**Masks.** A mask is labelled with stamp, cohort, and names, shapes and encoding of the whole upload
 (`moretta.secure_aggregation.masks.label_of`). Uploads here have names of their own, ``score/...`` and
-``validation/...``, so no other upload under the stamp has their masks, neither a round's, nor the set-up's statistics,
-nor anything that a protocol's `finish` may sum. A contributor refuses a second upload of a name under one stamp
+``validation/...``, so no other upload under the stamp has their masks: no round's, no set-up's statistics, and no sum
+of a protocol's `finish`. A contributor refuses a second upload of a name under one stamp
 (`moretta.secure_aggregation.masks.Labels`), and a repeated attempt has another stamp and new keys.
 
-**Numbers.** Sums have any scale, and the server knows no bound of them or of the rows. So they travel in limbs, like
-those of `moretta.secure_aggregation.statistics`, each silo with weight 1: exact over silos.
+**Numbers.** Sums have any scale, and the server knows no bound for them or the rows. So they travel in limbs, as in
+`moretta.secure_aggregation.statistics`, each silo with weight 1: exact over silos.
 """
 
 import math
@@ -65,17 +65,14 @@ from moretta.secure_aggregation.one_sum import Answers
 from moretta.secure_aggregation.sums import Query, Sum, Wanted, query_of
 
 ROWS = "rows"
-TABLES = "tables"  # among the figures of a score: tables are wanted too
+TABLES = "tables"  # among the figures of a score: tables are requested too
 CONFUSION, RELIABILITY = "confusion", "reliability"
-LEAST_SILOS = 3  # whose tables are summed
+LEAST_SILOS = 3  # of summed tables
 
 
 @message("scoring/score")
 class Score(Message):
-    """Upload these parameters' score on your held-out rows; without parameters, your own model's.
-
-    encoding: names what to upload, the plain figures or the tables.
-    """
+    """Upload these parameters' (else your own model's) score on held-out rows: figures or tables, by `encoding`."""
 
     parameters: Tensors
     encoding: Mapping[str, int]
@@ -132,9 +129,9 @@ class HeldOut:
     ) -> Message:
         """Return the upload that answers. outputs: of the model on x, [rows, outputs]. blind: as the contributor's.
 
-        agreed: digests that the set-up agreed on. model: a digest of the silo's own model, if that is scored.
-        Raises `moretta.errors.PeerError` in another round than the one after the last, or for validation rows after it,
-        and for another model than the first; `moretta.errors.RowsError` for scores that cannot be summed, those of a
+        agreed: digests that the set-up agreed on. model: a digest of the silo's own model, if that is scored. Raises
+        `moretta.errors.PeerError` in another round than the one after the last, or for validation rows after it, and
+        for another model than the first; `moretta.errors.RowsError` for scores that cannot be summed, those of a
         diverged model.
         """
         number = ask.stamp.round
@@ -156,7 +153,7 @@ class HeldOut:
 
     def _sums(self, outputs: Array) -> dict[str, Array]:
         """Return the upload of the figures: their sums over rows in limbs, [limbs]."""
-        with np.errstate(all="ignore"):  # overflows are looked for below
+        with np.errstate(all="ignore"):  # overflows are checked below
             sums = {name: math.fsum(self._by_row(name, outputs)) for name in _means(self.figures)}
         for name, total in sums.items():
             if not abs(total) < statistics.LARGEST:
@@ -257,10 +254,7 @@ def tables(
 
 
 def read_tables(total: Sum, classes: int) -> dict[str, Array]:
-    """Return `CONFUSION`, int64[classes, classes], and `RELIABILITY`, float64[3, bins] (`targets.reliability`).
-
-    Raises `moretta.errors.PeerError` for sums that no rows have.
-    """
+    """Return `CONFUSION`, int64[classes, classes], `RELIABILITY`, float64[3, bins]. Raises PeerError if impossible."""
     counts, bins = (_whole(total, name) for name in (CONFUSION, RELIABILITY))
     rows, sure, right = bins.reshape(3, targets.BINS)
     fits = (counts >= 0).all() and (right >= 0).all() and (right <= rows).all() and counts.sum() == rows.sum()

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from moretta.protocols.common.passes import Passes
 
 
-TABLES_TOO = "classes"  # of score-at-silos
+TABLES_TOO = "classes"  # a value of score-at-silos
 
 
 class PreparedRows(NamedTuple):
@@ -56,13 +56,8 @@ class PreparedRows(NamedTuple):
 def prepared_rows(spec: Specification, silos: Sequence[Silo], rules: ColumnRules | None = None) -> PreparedRows:
     """Check local and remote silos of a run against its settings; return the preparation of rows.
 
-    A site without PyTorch calls this too, so it needs no model.
-
-    Args:
-        rules: how columns are prepared; None takes the table's rules, or the settings'.
-
-    Raises:
-        moretta.errors.ParameterError: settings, rows and roster do not fit each other.
+    A site without PyTorch calls this too, so it needs no model. rules: how columns are prepared; None for the table's
+    or the settings'. Raises `moretta.errors.ParameterError` for settings, rows and roster that do not fit each other.
     """
     data, secure = spec.data, spec.secure_aggregation
     if data.silos_validate:
@@ -87,7 +82,7 @@ def prepared_rows(spec: Specification, silos: Sequence[Silo], rules: ColumnRules
 
 
 def _check_scores(silos: Sequence[Silo]) -> None:
-    """Raise `moretta.errors.ParameterError` if a local silo has no rows to score on, or no whole ones."""
+    """Raise `moretta.errors.ParameterError` if a local silo has no rows, or no whole ones, to score on."""
     key = "[data] score-at-silos"
     if any(silo.columns for silo in silos):
         raise ParameterError(
@@ -133,9 +128,8 @@ class Setting:
         roster: the silos' public identities, if any.
         tested: the subjects of the server's test rows, if silos' rows are compared with them.
         session: how often the run was resumed.
-        run_id: of a run over many machines, from which batches follow beside the seed, and under which alone a silo
-            takes part in sums; a simulation has none.
-        helped: returns the file of sums that a local silo has helped to open, None for none.
+        run_id: of a run over many machines; batches and sums depend on it. Empty for a simulation.
+        helped: returns the file of sums that a local silo has helped to open, or None.
     """
 
     spec: Specification
@@ -157,7 +151,7 @@ class Setting:
 
     @cached_property
     def playing(self) -> Participation:
-        """Who takes part in which round."""
+        """Each round's silos."""
         return self.spec.playing([silo.name for silo in self.silos], self.spec.run.seed)
 
     @property
@@ -167,13 +161,13 @@ class Setting:
 
     @property
     def figures(self) -> Sequence[str]:
-        """The figures of the silos' score at the end (`moretta.protocols.common.scoring`), none for no score."""
+        """The figures of the silos' score at the end (`moretta.protocols.common.scoring`), empty for no score."""
         asked = self.spec.data.score_at_silos
         return figures_of(self.spec.protocol.loss, self.spec.task, tables=asked == TABLES_TOO) if asked else ()
 
     @property
     def validated(self) -> Sequence[str]:
-        """The figures of the silos' validation rows, none without such rows."""
+        """The figures of the silos' validation rows, empty without such rows."""
         return figures_of(self.spec.protocol.loss, self.spec.task) if self.spec.data.silos_validate else ()
 
     @property
@@ -207,7 +201,7 @@ class Setting:
 
     @property
     def scaled_targets(self) -> int:
-        """The number of a row's targets that are scaled, 0 for none."""
+        """The number of a row's targets that are scaled, 0 without scaling."""
         return self.outputs if self.spec.data.standardise_targets else 0
 
     @property
@@ -279,22 +273,22 @@ class Setting:
         return model
 
     def rules(self, scheme: str, members: Sequence[str] | None = None) -> Rules:
-        """Return the rules that all roles of a sum share. scheme: "none" for a pool of all rows, whatever the settings.
+        """Return the rules that all roles of a sum share. scheme: "none" for a pool of all rows, under all settings.
 
         members: the silos of the sum, None for all.
         """
         playing = self.playing if members is None else Participation(tuple(members), len(members), self.spec.run.seed)
         least = self.secure_aggregation.least if scheme == self.secure_aggregation.scheme else 1
         remote = any(silo.remote for silo in self.silos) and self.spec.run.insecure_secret_seed is None
-        settings = self.spec.shared if remote else ""  # one process has the settings of all
+        settings = self.spec.shared if remote else ""  # one process has all silos' settings
         return replace(self.secure_aggregation.rules(self.roster, playing), min_survivors=least, settings=settings)
 
     def bound(self, schema: str) -> bytes:
         """Return SHA-256 over all shared settings of a run that concern uploads, to which noise is bound.
 
-        It is the same on every engine and in every session of a run: it leaves out the number of rounds, paths of
-        files, and the user's own code, which noise excludes. It has the layout, by which one packed row may be other
-        inputs of a model. schema: the digest of the model's tensors.
+        It is equal on every engine and in every session of a run: it omits the number of rounds, paths of files, and
+        the user's own code, which noise excludes. It includes the layout, which decides how a model reads a packed row.
+        schema: the digest of the model's tensors.
         """
         protocol, secure = self.spec.protocol, self.secure_aggregation
         if protocol.privacy is None:
@@ -375,7 +369,7 @@ class Setting:
         if privacy is None or scheme == "none":
             return privacy and replace(privacy, colluding=0)
         silos, least, colluding = self.playing.count, self.least(scheme), privacy.colluding
-        bears = silos  # without a roster, silos that are told of two sets are sure to have an honest one in common
+        bears = silos  # without a roster, silos with two different sets are sure to share an honest one
         if scheme == "pairwise" and self.roster is None:
             bears = 2 * self.rules(scheme).plan(silos).threshold - silos
         if colluding and colluding >= min(least, bears):
@@ -407,7 +401,7 @@ def _hides_groups(spec: Specification) -> bool:
     return spec.protocol.privacy is not None and spec.protocol.privacy.unit == "group"
 
 
-UNBOUND = {"warm_start", "checkpoint_minutes"}  # what no upload depends on
+UNBOUND = {"warm_start", "checkpoint_minutes"}  # no upload depends on these
 
 LEAST_ROWS_MISSING = (
     "[data] least-rows is missing: silos on machines of their own do not report how many rows they have, and "

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 Severity = Literal["rows", "labels", "members", "protocol"]
 
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
-"""All of them, the gravest first."""
+"""All severities, the gravest first."""
 
 SAID: Mapping[Severity, str] = {
     "rows": "recovers rows",
@@ -18,10 +18,10 @@ SAID: Mapping[Severity, str] = {
     "members": "finds members",
     "protocol": "reveals what the protocol gives anyway",
 }
-"""What an attack of each does, in words for people."""
+"""What an attack of each severity does, in words for people."""
 
 TRIES: Mapping[Severity, str] = {name: f"to {text.replace('s ', ' ', 1)}" for name, text in SAID.items()}
-"""The same, as what an attack tries."""
+"""The same, as the aim of an attack."""
 
 _WHERE = "Where an attack of this kind succeeds,"
 
@@ -31,7 +31,7 @@ MEANING: Mapping[Severity, str] = {
     "members": f"{_WHERE} it is worked out whether a given row, or a person’s id, is among those of a silo.",
     "protocol": f"{_WHERE} a model, a key or an update is worked out, and by itself nothing of a single row.",
 }
-"""What that means for the people whose rows they are, in a sentence."""
+"""What that means for the people behind the rows, in a sentence."""
 
 
 def is_whole(low: float | None, high: float | None) -> bool:

@@ -31,8 +31,8 @@ from moretta.secure_aggregation.sums import message_digest
 class Begin(Message):
     """The silo's training: the model's digest, the columns' meaning, and their preparation (each, or all alike).
 
-    schema: of the model's tensors. table: the digest of the table's schema, empty if rows have none. fill, mean,
-    deviation: float64[columns], or float64[1] for all columns together.
+    schema: of the model's tensors. table: the digest of the table's schema, empty without one. fill, mean, deviation:
+    float64[columns], or float64[1] for all columns together.
     """
 
     schema: str
@@ -86,7 +86,7 @@ MESSAGES = (Begin, BeginScaled, Ready)
 
 
 def schema_of(messages: Sequence[type[Message]]) -> Sequence[type[Message]]:
-    """Return all messages of a run: a protocol's own, and those of every protocol."""
+    """Return all messages of a run: a protocol's own, and the common ones."""
     return (Spent, *SUM_MESSAGES, *MESSAGES, *overlap.MESSAGES, *scoring.MESSAGES, *frozen.MESSAGES, *messages)
 
 
@@ -96,9 +96,9 @@ class TrainingRows:
 
     `x`: the inputs, [rows, ...]; `y`: the targets encoded for the loss (`moretta.protocols.common.targets.encode`),
     [rows, outputs] or int64[rows]. `schema`: the digest of the silo's model. `held_out`: rows that it does not train
-    on. `validation`: others, which score models during the run. `table`: the digest of its table's schema, if any.
-    `subjects`: of the rows. `statistics`: the closed list. `answers`: the answers that the silo gives once. `prepared`:
-    the preparation. `agreed`: digests that the set-up agreed on.
+    on. `validation`: other such rows, which score models during the run. `table`: the digest of its table's schema, if
+    any. `subjects`: of the rows. `statistics`: the closed list. `answers`: the answers that the silo gives once.
+    `prepared`: the preparation. `agreed`: digests that the set-up agreed on.
     """
 
     x: NDArray[np.generic]
@@ -120,9 +120,7 @@ class TrainingRows:
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 over rows, targets and their preparation. It is never sent: anyone who knows all rows but one could
-        find that one by it.
-        """
+        """SHA-256 over rows, targets, preparation. Never sent: anyone with all rows but one could search that."""
         return digest_of({"rows": np.frombuffer(self._own, np.uint8), **self.prepared.figures})
 
     def take(self, index: NDArray[np.int64], dtype: DTypeLike) -> tuple[Array, Array]:
@@ -130,10 +128,7 @@ class TrainingRows:
         return self.prepared.apply(self.x[index], dtype), self.prepared.scaled(self.y[index])
 
     def answer(self, message: Message, contributor: Contributor, statistics: Statistics | None = None) -> Message:
-        """Answer a message of the set-up. Raises `moretta.errors.MisuseError` for any other.
-
-        statistics: those for the message's group; None for the silo's.
-        """
+        """Answer a message of the set-up; statistics: None for the silo's. Raises MisuseError for others."""
         agreed = self.statistics if statistics is None else statistics
         match message:
             case AskMoments():

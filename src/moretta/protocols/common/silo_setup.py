@@ -1,7 +1,7 @@
-"""What a silo needs to take part, as one frozen value: its role is built from it wherever it runs.
+"""What a silo needs to take part, as one frozen value, from which its role is built in every process.
 
-Here, in a worker that was forked, at a site, or in a process without PyTorch, which gets it as text and two arrays: a
-plain value, in which nothing is secret. Needs neither torch nor pydantic.
+That may be this process, a forked worker, a site, or a process without PyTorch, which receives text and two arrays. The
+value holds no secret, and needs neither torch nor pydantic.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from moretta.secure_aggregation.schemes import contributor
 
 @dataclass(frozen=True, eq=False)
 class SiloSetup:
-    """All that a silo needs to take part, but its model and its secrets.
+    """All that a silo needs to take part, except its model and its secrets.
 
     Args:
         name: of the silo.
-        x, y: its rows: inputs, and targets as the loss wants them (`moretta.protocols.common.targets.encode`).
+        x, y: its rows: inputs, and targets encoded for the loss (`moretta.protocols.common.targets.encode`).
         schema: the digest of the model's tensors.
         batch_size, seed: of its batches.
         rounds: of the run.
@@ -47,17 +47,17 @@ class SiloSetup:
         session: how often the run was resumed.
         run: the id of a run over many machines, of batches and sums; empty for any.
         table: the digest of the schema of tables.
-        statistics: the closed list of those that it gives.
-        loss, figures: of the score on rows held back.
-        held_out: those rows, where models are scored on them.
-        validation: other rows, on which models are scored on the way (`Setting.validates`).
-        subjects: whom rows are about, which no other process learns.
-        augment: how images of a batch are varied; empty: not.
+        statistics: the closed list of the silo's statistics.
+        loss, figures: of the score on held-out rows.
+        held_out: those rows, if models are scored on them.
+        validation: other rows, on which models are scored during the run (`Setting.validates`).
+        subjects: of rows, which no other process learns.
+        augment: how images of a batch are varied; empty for none.
         privacy, bound: of the noise on its uploads, if any, and the digest of settings that it is bound to.
-        groups: the rows of each group, where noise hides groups (`moretta.protocols.common.batches.rows_by_group`).
-        roster, identity: paths of everybody's public keys and of its own; empty for none.
-        helped: where it keeps which sums it has helped to open, with the floors of its site.
-        unkept: what it has answered that it answers once, where no file keeps it.
+        groups: the rows of each group, if noise hides groups (`moretta.protocols.common.batches.rows_by_group`).
+        roster, identity: paths of all public keys and of its own key; empty for none.
+        helped: the path of the record of sums that it has helped to open, with the floors of its site.
+        unkept: the answers that it gives once, if no file keeps them.
     """
 
     name: str
@@ -103,7 +103,7 @@ class SiloSetup:
         return HalfDone(None if self.helped is None else self.helped.half_done, minutes)
 
     def rows(self, batches: Batches | UnionBatches | None = None) -> TrainingRows:
-        """Return its rows, which answer the set-up. batches: instead of its own."""
+        """Return its rows, which answer the set-up. batches: replace its own."""
         answers = self.answers
         held_out, validation = (
             None if part is None else HeldOut(*part, self.loss, self.figures, self.rounds, answers, validates)
@@ -153,10 +153,7 @@ class SiloSetup:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], x: Array, y: Array) -> SiloSetup:
-        """Return what `plain` and `sent` wrote, with the roster read from its file.
-
-        Raises `moretta.errors.ParameterError` for an unreadable roster.
-        """
+        """Return the value of `plain` and `sent`. Raises `ParameterError` for an unreadable roster file."""
         playing, last = values["rules"]["participation"], len(x) - values["validation"]
         kept = last - values["held_out"]
         roster = Roster.load(values["roster"]) if values["roster"] else None

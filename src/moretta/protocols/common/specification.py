@@ -1,7 +1,6 @@
-"""The one specification of a run: the sections of a run file, whole, from a file or Python. Model and rows stand beside
-it.
+"""The specification of a run: all sections of a run file. The model and the rows are not part of it.
 
-`moretta.config.run_files` makes it, once, and checks it then: from a run file, or from what Python gave.
+`moretta.config.run_files` makes and checks it, once, from a run file or from Python's arguments.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from moretta.secure_aggregation.settings import SecureAggregation
 
 @dataclass(frozen=True)
 class Specification:
-    """All settings of a run, section by section, with files and functions found.
+    """All settings of a run, section by section, with files and functions resolved.
 
     Args:
         task: "classification" or "regression".
         table: the schema that tables are read by; None for arrays.
-        metrics: the functions that `run.metrics` names, or those that Python gave.
-        model_source: a digest of what built the model; empty where that is not known.
+        metrics: the functions of `run.metrics`, or Python's own.
+        model_source: a digest of the model's source; empty if unknown.
         text, digest: the run file as resolved, and its digest; empty for a run from Python.
-        shared: the digest of the settings that every site is sent, likewise.
-        sections: as ``result.json`` has them; None gathers them.
+        shared: the digest of the settings that every site receives; empty for a run from Python.
+        sections: as in ``result.json``; None gathers them.
     """
 
     run: Run
@@ -48,7 +47,7 @@ class Specification:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The sections as in ``result.json``, which report how the run was made."""
+        """The sections as in ``result.json``, which record how the run was made."""
         if self.sections is not None:
             return self.sections
         run, data = self.run, self.data
@@ -81,16 +80,16 @@ class Specification:
         return replace(self, run=self.run.model_copy(update={"rounds": rounds, "seed": seed}))
 
     def playing(self, silos: Sequence[str], seed: int) -> Participation:
-        """Return who takes part in which round, of these silos."""
+        """Return each round's silos, from these."""
         return playing(self.secure_aggregation, self.run.participation, silos, seed)
 
     def summing(self, silos: int) -> SecureAggregation:
-        """Return the settings of sums of so many silos; noise needs at least as many as its size assumes."""
+        """Return the settings of sums of `silos` silos; noise needs at least the number that its size assumes."""
         if self.protocol.privacy is None:
             return self.secure_aggregation
         return self.secure_aggregation.sharing_noise(silos, self.run.participation)
 
 
 def playing(secure: SecureAggregation, part: float, silos: Sequence[str], seed: int) -> Participation:
-    """Return who takes part in which round. part: the fraction of silos in a round."""
+    """Return each round's silos. part: the fraction of silos in a round."""
     return Participation(tuple(silos), secure.playing(len(silos), part), seed)

@@ -1,9 +1,9 @@
-"""The gradients of several silos' batches in one call, by `torch.func.vmap`: small models are bound by calls.
+"""The gradients of several silos' batches in one call, by `torch.func.vmap`: small models spend their time in calls.
 
-A model is stacked only where that is exact up to rounding. This is tried once for each shape of batches, on made-up
-rows and the weights that the model was built with. The trial excludes models that draw at random (dropout, or by Python
-or NumPy), that change buffers (running statistics) or numbers of their own (counts of calls), or that vmap cannot run.
-So which models are stacked does not depend on rows or rounds.
+A model is stacked only where that is exact up to rounding. A trial for each shape of batches checks this, on made-up
+rows and the built model's weights. It excludes models that draw at random (dropout, or by Python or NumPy), that change
+buffers (running statistics) or numbers of their own (counts of calls), or that vmap cannot run. So stacking does not
+depend on rows or rounds.
 """
 
 import copy
@@ -26,17 +26,14 @@ from moretta.protocols.common.losses import Loss
 log = logging.getLogger("moretta")
 
 LARGEST = 100_000  # parameters; beyond, arithmetic takes longer than calls
-CLOSE = 1e-4  # relative, between a batch alone and in a stack; what is not exact differs by far more
+CLOSE = 1e-4  # relative, between a batch alone and in a stack; inexact results differ by far more
 
 Stack = dict[str, Tensor]
 """Tensors by parameter, [silos, *shape]."""
 
 
 class Stacked:
-    """A model and its loss as a function of several silos' batches.
-
-    model: as built, in train mode; it is copied once a batch is stacked, and never changed.
-    """
+    """A copy of a model in train mode, and its loss, as a function of several silos' batches."""
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         self._built, self._loss = model, loss
@@ -74,10 +71,7 @@ class Stacked:
             raise MisuseError("this model's batches cannot be stacked")
 
     def key(self, lengths: tuple[int, ...], x: Tensor, y: Tensor) -> tuple[Hashable, ...] | None:
-        """Return the key that silos share whose batches of these rows are stacked.
-
-        None if they are not: the model is large, or `check` has found that they cannot be.
-        """
+        """Return the key shared by silos whose batches are stacked; None if `small` or `check` forbids it."""
         of_a_row = _of_a_row(x, y)
         for rows in set(lengths):
             if not self.small or not self._fits.get((rows, *of_a_row), True):
@@ -106,7 +100,7 @@ class Stacked:
                         each = zip([losses, *gradients.values()], [loss, *alone], strict=True)
                         if not all(_close(alone_value[place], other) for alone_value, other in each):
                             return False
-        except Exception as error:  # noqa: BLE001  # whatever a user's model raises under vmap
+        except Exception as error:  # noqa: BLE001  # any error of a user's model under vmap
             log.debug("silos are not stacked: %s: %s", type(error).__name__, error)
             return False
         return True
@@ -136,8 +130,8 @@ def _gradients(
 ) -> tuple[Stack, Tensor]:
     """Return the result of `Stacked.gradients`.
 
-    vmap runs the model, and autograd does the rest: `torch.func.grad` and a loss within vmap import PyTorch's compiler
-    and sympy, which takes as long as importing PyTorch.
+    vmap runs the model, and autograd the rest: `torch.func.grad` and a loss within vmap import PyTorch's compiler and
+    sympy, which takes as long as importing PyTorch.
     """
 
     def outputs_of(parameters: Stack, inputs: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""The closed list of statistics that a silo gives of its rows: it follows from the settings that the silo agreed to.
+"""The closed list of statistics of a silo's rows: it follows from the settings that the silo agreed to.
 
     what               order   columns                         when it is on the list
     rows               1       none                            rounds use all rows, so their number bounds the sums
-    classes            1       one a class                     [data] look
+    classes            1       one per class                   [data] look
     input columns      0       of the inputs                   values may be absent
     input columns      1, 2    of the inputs                   inputs are standardised, or values may be absent
     histogram          -       those with a median             a median is filled in, within the schema's range
@@ -10,14 +10,14 @@
     inputs             1, 2    one: all inputs together        the protocol scales by it (pbpfl)
     targets            1, 2    one                             the same, and targets are not standardised
 
-A silo gives each to one question a run. The server chooses the center of order 2, and sums of squares around many
-centers round differently, which tells single values. That question is answered again, by the same numbers, whenever it
-comes; of a sum over silos once in a life (`moretta.secure_aggregation.one_sum`). The rest of what leaves a silo goes
-with a round, or is the score at the end (`scoring`), which is of one model.
+A silo answers one question about each in a run. The server chooses the center of order 2, and sums of squares around
+many centers round differently, which reveals single values. A repeated question gets the same numbers, at any time; in
+a sum over silos once in a life (`moretta.secure_aggregation.one_sum`). All else that leaves a silo belongs to a round,
+or is the score of one model at the end (`scoring`).
 
-A look before training (`Counted`) has rows and classes of all silos together, through one secure sum. Values that are
-there are counted by column where any may be absent, and means are known where inputs are standardised, with or without
-it.
+A look before training (`Counted`) has rows and classes of all silos together, through one secure sum. Present values
+are counted by column where any may be absent, and means are known where inputs are standardised, with or without a
+look.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from moretta.protocols.common.overlap import COMPARISON
 from moretta.secure_aggregation.one_sum import Answers
 from moretta.secure_aggregation.statistics import MAY_LACK, AskHistogram, AskMoments, Moments
 
-TARGETS = "target columns"  # the matrix whose columns are what the model's outputs are to be
-Entry = tuple[str, int, int, tuple[int, ...]]  # the matrix, the order, how many columns, and their indices, () for all
+TARGETS = "target columns"  # the matrix whose columns are the targets of the model's outputs
+Entry = tuple[str, int, int, tuple[int, ...]]  # matrix, order, number of columns, their indices (() for all)
 Asked = AskMoments | AskHistogram
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a silo gives to one group of silos; nothing by default.
+    """The statistics that a silo gives to one group of silos; empty by default.
 
     Args:
         moments: each allowed `AskMoments`.
@@ -55,17 +55,17 @@ class Statistics:
 
     @classmethod
     def read(cls, values: Mapping[str, list[list[object]]]) -> Statistics:
-        """Return the list that JSON made of one (`dataclasses.asdict`)."""
+        """Return the list from its JSON form (`dataclasses.asdict`)."""
         return cls(*(tuple(map(_frozen, values[name])) for name in ("moments", "medians")))  # type: ignore[arg-type]
 
     @property
     def names(self) -> list[str]:
-        """Return the names under which they are recorded as answered."""
+        """Return the names under which answers are recorded."""
         return [*(_name(what, order) for what, order, _, _ in self.moments), *([_HISTOGRAM] if self.medians else [])]
 
     @property
     def matrices(self) -> dict[str, tuple[int, tuple[int, ...], bool]]:
-        """By matrix: how many columns, their indices, and whether the values that are there are counted first."""
+        """By matrix: the number of columns, their indices, and whether present values are counted first."""
         matrices = dict[str, tuple[int, tuple[int, ...], bool]]()
         for what, order, columns, of in self.moments:
             matrices.setdefault(what, (columns, of, not order))
@@ -73,15 +73,11 @@ class Statistics:
 
     @property
     def targets(self) -> int:
-        """How many targets of a row are brought to scale; 0 where they are left as they are."""
+        """The number of a row's targets that are scaled; 0 without scaling."""
         return next((columns for what, _, columns, _ in self.moments if what == TARGETS), 0)
 
     def check(self, ask: Asked, answers: Answers) -> None:
-        """Record that a question is about to be answered.
-
-        Raises:
-            moretta.errors.PeerError: it is not on the list, or it differs from the one that was answered in this run.
-        """
+        """Record a question before its answer. Raises PeerError if not listed, or unlike the run's first one."""
         center = b""
         if isinstance(ask, AskMoments):
             center = ask.center.tobytes()
@@ -111,10 +107,9 @@ def _name(what: str, order: int) -> str:
 
 
 def without_noise(names: Collection[str]) -> str:
-    """Return where rows are used beside the uploads that epsilon is about, in words; empty for nowhere.
+    """Return the uses of rows beside the uploads that epsilon covers, in words; empty without any.
 
-    Args:
-        names: of answers (`Answers.names`), or those of a list and of the comparison where the run asks for it.
+    names: of answers (`Answers.names`), or those of a list and of the comparison if the run asks for it.
     """
     words = {
         _name(MAY_LACK, 1): "means and deviations of the input columns, summed without noise",
@@ -131,7 +126,7 @@ def _frozen(values: list[object]) -> tuple[object, ...]:
     return tuple(tuple(value) if isinstance(value, list) else value for value in values)
 
 
-CLASSES = "classes"  # the matrix of zeros and ones whose columns are added up
+CLASSES = "classes"  # the matrix of zeros and ones whose columns are summed
 
 
 def _none() -> NDArray[np.float64]:
@@ -142,9 +137,9 @@ def _none() -> NDArray[np.float64]:
 class Counted:
     """Statistics of all silos' training rows together.
 
-    rows: how many. classes: int64[classes], rows of each; of targets that are numbers one entry, all rows. present:
-    int64[columns], how many values are there; mean, deviation: float64[columns] of these. The last three have no entry
-    where inputs were not looked into.
+    rows: their number. classes: int64[classes], rows of each; for numeric targets one entry, all rows. present:
+    int64[columns], the number of present values; mean, deviation: float64[columns] of these. The last three are empty
+    if inputs have no statistics.
     """
 
     rows: int
@@ -154,7 +149,7 @@ class Counted:
     deviation: NDArray[np.float64] = field(default_factory=_none)
 
     def among(self, moments: Moments) -> Counted:
-        """Return the same with what is known of the input columns."""
+        """Return the same with the statistics of the input columns."""
         return Counted(self.rows, self.classes, moments.present, moments.mean, moments.deviation)
 
     def state(self) -> State:
@@ -163,7 +158,7 @@ class Counted:
 
 
 def restored(state: State) -> Counted | None:
-    """Return what `Counted.state` returned; None where nothing was counted."""
+    """Return what `Counted.state` returned; None if nothing was counted."""
     if "counted_rows" not in state:
         return None
     names = ("classes", "present", "mean", "deviation")
@@ -171,9 +166,9 @@ def restored(state: State) -> Counted | None:
 
 
 def class_columns(y: Array, classes: int) -> NDArray[np.float64]:
-    """Return zeros and ones, [rows, classes], 1 for the class of a row; with one class all are 1.
+    """Return zeros and ones, [rows, classes], 1 for a row's class; with one class all are 1.
 
-    y: targets as a loss wants them: int64[rows], one-hot rows, or 0 and 1, [rows, 1].
+    y: targets encoded for a loss: int64[rows], one-hot rows, or 0 and 1, [rows, 1].
     """
     if classes == 1:
         return np.ones((len(y), 1))

@@ -1,4 +1,4 @@
-"""Targets and outputs without torch, so that every client computes alike: encoded targets, each row's loss, classes.
+"""Targets and outputs without torch, equal at every client: encoded targets, each row's loss, classes.
 
 Losses are in float64. Those of perturbed models differ in their last digits, so nothing is rounded on the way.
 """
@@ -19,8 +19,7 @@ def encode(y: NDArray[np.generic], outputs: int, loss: str, silo: str, dtype: DT
     y: whole numbers are classes: one-hot under "mse" with several outputs, 0/1 with one output, int64[rows] under
     "cross-entropy". Floats are targets [rows] or [rows, outputs], one-hot or probability rows under "cross-entropy".
     Masks, [rows, positions, 2] (`moretta.data.rows.as_positions`), become [rows, positions, classes]: a position's
-    weight at its class, and 0 at others. Raises `moretta.errors.ParameterError` if they do not fit the loss or the
-    outputs.
+    weight at its class, 0 at others. Raises `moretta.errors.ParameterError` if they do not fit the loss or the outputs.
     """
     fits = _classes if y.dtype.kind in "iub" else _positions if y.ndim == 3 else _floats
     return fits(y, outputs, loss, silo, dtype)
@@ -84,7 +83,7 @@ def _floats(y: NDArray[np.generic], outputs: int, loss: str, silo: str, dtype: D
 
 
 BINS = 10  # of a reliability table
-CONFUSION_UP_TO = 50  # classes; with more, a matrix is no reading, and classes have their own figures only
+CONFUSION_UP_TO = 50  # classes; a larger matrix is unreadable, and only figures of single classes are shown
 
 
 def predicted(outputs: NDArray[np.floating]) -> NDArray[np.int64]:
@@ -106,9 +105,7 @@ def classes_of(y: NDArray[np.generic]) -> NDArray[np.int64]:
 def figures_at_positions(outputs: Array, targets: Array) -> dict[str, float]:
     """Return the figures of `overlaps` of predicted masks, over all positions that count.
 
-    Args:
-        outputs: [rows, positions * classes].
-        targets: [rows, positions, classes], as of `encode`.
+    outputs: [rows, positions * classes]. targets: [rows, positions, classes], as of `encode`.
     """
     figures = overlaps(counts_at_positions(outputs, targets).sum(axis=0))
     return {name: float(value) for name, value in figures.items() if not np.isnan(value)}
@@ -158,7 +155,7 @@ def probabilities(outputs: NDArray[np.floating], loss: str) -> NDArray[np.float6
 
 
 def estimates_of(outputs: NDArray[np.floating], loss: str) -> NDArray[np.floating]:
-    """Return the estimates of targets that are numbers or soft labels: under cross-entropy the softmax."""
+    """Return the estimates of numeric targets or soft labels: under cross-entropy the softmax."""
     return probabilities(outputs, loss) if loss == "cross-entropy" else outputs
 
 
@@ -197,8 +194,8 @@ class RowLosses:
     def __call__(self, outputs: Array, targets: Array) -> NDArray[np.float64]:
         """Return the rows' losses, class weights included, float64[m, rows].
 
-        outputs: [m, rows, outputs]; targets: [rows, outputs] or, of cross-entropy, int64[rows], or of masks [rows,
-        positions, classes], as `moretta.protocols.common.losses.Loss` has them.
+        outputs: [m, rows, outputs]. targets: [rows, outputs], or int64[rows] for cross-entropy, or [rows, positions,
+        classes] for masks, as in `moretta.protocols.common.losses.Loss`.
         """
         if self.own is not None:
             return np.stack([self.own(output, targets) for output in outputs]).astype(np.float64)

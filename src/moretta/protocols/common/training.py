@@ -65,8 +65,8 @@ class Training(Section):
     if TYPE_CHECKING:
         name: str  # each protocol has its own, as a literal
 
-    OWN: ClassVar[tuple[str, ...]] = ("own_loss",)  # settings that are code of the user's own
-    BETWEEN: ClassVar[tuple[SettingRule, ...]] = ()  # what must hold between these settings and a run's other sections
+    OWN: ClassVar[tuple[str, ...]] = ("own_loss",)  # settings that hold the user's own code
+    BETWEEN: ClassVar[tuple[SettingRule, ...]] = ()  # rules between these settings and a run's other sections
 
     loss: Literal["mse", "cross-entropy"] = "mse"
     own_loss: OwnFunction = None
@@ -103,12 +103,12 @@ class Training(Section):
 
     @property
     def rate_depends_on_rounds(self) -> bool:
-        """Whether the rate of a round depends on how many rounds there are in all."""
+        """Whether the rate of a round depends on the number of rounds."""
         return self.lr_schedule in ("cosine", "step")
 
     @property
     def own_code(self) -> dict[str, Function | str]:
-        """The functions of the user's own, or their "module:function", by the name of the setting."""
+        """The user's own functions, or their "module:function", by the name of the setting."""
         return {name: function for name in self.OWN if (function := getattr(self, name)) is not None}
 
     def with_own_code(self, base: Path = Path(), agreed: Container[str] = ()) -> Self:
@@ -117,12 +117,12 @@ class Training(Section):
 
     @property
     def privacy(self) -> Privacy | None:
-        """The settings of the noise on uploads; None for none."""
+        """The settings of the noise on uploads; None without noise."""
         return None
 
     @model_serializer(mode="wrap")
     def _without_idle(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what is not set, so that a run's text, and what noise is bound to, is what it was without it."""
+        """Omit unset keys, so that a run's text and what noise is bound to stay as before those keys existed."""
         dumped: dict[str, Any] = dump(self)
         idle = {name for name in self._idle() if getattr(self, name) == type(self).model_fields[name].default}
         return {key: value for key, value in dumped.items() if key.replace("-", "_") not in idle}
@@ -136,7 +136,7 @@ class Training(Section):
         return False
 
     def lot(self, batch_size: int) -> int:
-        """Return how many rows a silo uses in a round; 0 for all of them, as where silos step by themselves."""
+        """Return the number of a silo's rows in a round; 0 for all of them, as where silos step by themselves."""
         return 0 if self.steps_at_silos else batch_size
 
     @property
@@ -202,7 +202,7 @@ class PrivateTraining(Training):
 
     @property
     def privacy(self) -> Privacy | None:
-        """The settings of the noise; None for none."""
+        """The settings of the noise; None without noise."""
         if self.dp_noise is None or self.dp_clip is None:
             return None
         unit = self.dp_unit or ("silo" if self.steps_at_silos else "row")

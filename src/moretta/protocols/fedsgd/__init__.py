@@ -7,16 +7,16 @@ FedSGD, one round, K silos with N_k rows in their batches and N = sum N_k:
     silos -> server   sum_k N_k g_k / N                    through secure aggregation
     server            W <- optimizer step along that mean
 
-FedAvg lets each silo take `local_epochs` epochs of its own SGD steps; it uploads W - W_k in the place of g_k. FedProx
-(Li et al., MLSys 2020) adds mu / 2 |w - W|^2 to the loss of each of those steps; with mu = 0 it is FedAvg, bit for bit.
-Differs from the paper: there a few silos are drawn each round and their models averaged alike, here all that take part
-are, by rows; there silos stop at any gamma-inexact solution, here each takes the same number of epochs. Under `Local` a
-silo sends its loss and number of rows each round, and its model at the end, for the comparison. `Centralised` is FedSGD
-of one silo that holds everybody's rows.
+In FedAvg each silo takes `local_epochs` epochs of its own SGD steps, and uploads W - W_k instead of g_k. FedProx (Li et
+al., MLSys 2020) adds mu / 2 |w - W|^2 to the loss of each of those steps; with mu = 0 it is FedAvg, bit for bit.
+Differs from the paper: there each round averages a few drawn silos alike, here all that take part by rows. There silos
+stop at any gamma-inexact solution, here each takes the same number of epochs. Under `Local` a silo sends its loss and
+number of rows each round, and its model at the end, for the comparison. `Centralised` is FedSGD of one silo that holds
+all rows.
 
-Who learns what stands in `claims`. In short: every silo sees every iterate of the model. The server sees the model and,
+`claims` states who learns what. In short: every silo sees every iterate of the model. The server sees the model and,
 through secure aggregation, only the weighted sum. With ``scheme = "none"`` it sees each silo's gradient, from which
-inputs can be reconstructed (Zhu et al., NeurIPS 2019). Of two silos, each works out the other's update from consecutive
+inputs can be reconstructed (Zhu et al., NeurIPS 2019). Of two silos, each computes the other's update from consecutive
 models and its own. Where inputs are standardised, all learn the mean and deviation of each column over all silos
 (`moretta.protocols.common.enrolment`), under `Local` too. Without noise these baselines themselves hide nothing.
 
@@ -24,25 +24,25 @@ With `dp_noise` and `dp_clip` FedSGD is "DP-FL", differentially private SGD (Aba
 silo's half, `moretta.protocols.common.accountant` the epsilon. The claim: all models of the run together are (epsilon,
 delta)-differentially private for data that differ in one example, added or removed, at one silo.
 
-- Towards whom: ``epsilon`` holds towards the server, as far as it sees sums only (under ``scheme = "none"`` it sees
-  each upload, and each silo adds all of the noise), and towards anyone who is given the models. ``epsilon_to_silos``
-  holds towards another silo, which can subtract its own share of the noise. Silos that collude, with the server or each
-  other, subtract theirs: ``epsilon_with_noise_of_<k>`` holds where the noise of k silos is unknown, for a few k.
-- What it assumes: the noise of ``noise_silos`` silos is in every sum that is opened. Shares are sized by that number:
-  the threshold of the secure sum, or `min-survivors` if that is more, below which no cohort under noise may fall
-  (`moretta.secure_aggregation.settings.SecureAggregation.sharing_noise`). More silos in a sum add more noise than is
-  accounted for: with 10 where eight are the fewest, sqrt(10 / 8) times the deviation. A silo that adds no noise, or
-  less, is not caught.
-- Public are batch size, noise, clip norm, delta, releases, and the largest sampling rate of any silo, from which the
-  number of rows of the smallest follows. A silo with more rows, or that was away, has a smaller epsilon of its own,
-  which its site states (`client.Client.privacy`). The run's own statement counts all releases for every silo.
-- Not covered are the common means and deviations of the set-up, where inputs are standardised (the run's facts say so);
-  how long a silo takes; and whatever else is measured on training rows.
-- What counts (``releases``): a take of a round, from when the opening of its sum is asked for, whether or not it opens.
-  A repetition does not count, as when a resumed run repeats rounds among the same silos
+- Towards whom: ``epsilon`` holds towards the server if it sees sums only (under ``scheme = "none"`` it sees each
+  upload, and each silo adds all of the noise), and towards anyone with the models. ``epsilon_to_silos`` holds towards
+  another silo, which can subtract its own share of the noise. Silos that collude, with the server or each other,
+  subtract theirs: ``epsilon_with_noise_of_<k>`` holds where the noise of k silos is unknown, for a few k.
+- Assumption: the noise of ``noise_silos`` silos is in every opened sum. Shares are sized by that number: the threshold
+  of the secure sum, or `min-survivors` if that is more; no cohort under noise may be smaller
+  (`moretta.secure_aggregation.settings.SecureAggregation.sharing_noise`). More silos in a sum add more noise than the
+  accountant assumes: with 10 where eight are the fewest, sqrt(10 / 8) times the deviation. A silo that adds less or no
+  noise is not detected.
+- Public are batch size, noise, clip norm, delta, releases, and the largest sampling rate of any silo, which reveals the
+  number of rows of the smallest. A silo with more rows, or that was away, has a smaller epsilon of its own, which its
+  site states (`client.Client.privacy`). The run's own statement counts all releases for every silo.
+- Not covered are the common means and deviations of the set-up, where inputs are standardised (the run's facts mention
+  them), a silo's computing time, and other measurements of training rows.
+- What counts (``releases``): a take of a round, once the opening of its sum is requested, whether or not it opens. A
+  repetition does not count, as when a resumed run repeats rounds among the same silos
   (`moretta.protocols.common.releases`). The server's count is on disk before it asks. Two sums of one take over
-  different silos would have the same noise, and their difference only that of few silos; counting does not solve that,
-  so silos help to open only one of them.
+  different silos would have the same noise, and their difference that of few silos; counting does not solve that, so
+  silos help to open only one of them.
 - Two runs of one id, which a server that names the id can start at will, have independent noises, as these follow from
   all settings too (`private`). Their epsilons add up.
 """

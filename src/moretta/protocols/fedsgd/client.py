@@ -38,10 +38,10 @@ from moretta.secure_aggregation.keyed_sums import Contributor
 from moretta.secure_aggregation.keystream import digest_of
 from moretta.secure_aggregation.sums import query_of
 
-MOST_NUMBERS = 1 << 22  # of the inputs that are gathered for a stack at once
+MOST_NUMBERS = 1 << 22  # of the inputs that a stack gathers at once
 
 Upload = dict[str, Array]
-"""What a silo uploads: ``gradient/<name>``, ``loss`` and ``buffer/<name>``, with class weights FedSGD's ``density``."""
+"""A silo's upload: ``gradient/<name>``, ``loss`` and ``buffer/<name>``, with class weights FedSGD's ``density``."""
 Batches = Sequence[NDArray[np.int64]]
 """The indices of the rows of each step, in order."""
 
@@ -80,7 +80,7 @@ class Client:
 
     @InSteps
     def answer(self, message: Message) -> Answering:
-        """Answer one message; other silos' work may be done together with this silo's."""
+        """Answer one message; other silos' work may run together with this silo's."""
         if isinstance(message, TrainOn):
             if isinstance(self._private, PrivateGradient):
                 answer = self._train_in_private(message, self._private)
@@ -107,7 +107,7 @@ class Client:
 
     def _train(self, ask: TrainOn) -> Answering:
         drawn, epochs = self.rows.batches, self.params.local_epochs if isinstance(self.params, Epochs) else 0
-        whole = self._private is None and (drawn.whole or epochs > 0)  # each take has noise of its own, and is counted
+        whole = self._private is None and (drawn.whole or epochs > 0)  # each take has its own noise, and counts
         about, at = query_of(ask, *self.rows.agreed, whole=whole), self.at(ask)
         if self._private is not None:
             about = Sums.of(self._contributor, about).asked
@@ -116,7 +116,7 @@ class Client:
             upload, rows = self._by_own_loop(self._fit, ask)
         else:
             if epochs:
-                first, rows = (ask.stamp.round - 1) * epochs, drawn.rows  # an epoch counts by all of them
+                first, rows = (ask.stamp.round - 1) * epochs, drawn.rows  # an epoch's number counts all batches
                 batches = [index for epoch in range(first, first + epochs) for index in drawn.of_epoch(epoch)]
             else:
                 batches = [drawn.of_round(*ask.stamp.drawn)]
@@ -136,10 +136,7 @@ class Client:
             return fitted(fit, self.model, x, y, self.loss, ask.stamp.round, self._pull)
 
     def _train_in_private(self, ask: TrainOn, private: PrivateGradient) -> Message:
-        """Upload the noised sum alone: no loss, no number of rows, no buffers.
-
-        A lot of all rows does not count as `whole`: each take has noise of its own, and is counted.
-        """
+        """Upload the noised sum alone: no loss, no number of rows, no buffers. Every take counts, also of all rows."""
         at = self.at(ask)
         modules.load(self.model, at)
         sums = Sums.of(self._contributor, query_of(ask, *self.rows.agreed))
@@ -160,7 +157,7 @@ class Client:
 
     @cached_property
     def trained(self) -> dict[str, nn.Parameter]:
-        """The parameters of that copy that are trained."""
+        """The trained parameters of that copy."""
         return modules.trainable(self.model)
 
     @cached_property
@@ -169,7 +166,7 @@ class Client:
         return modules.running_buffers(self.model)
 
     def weighted(self, gradients: dict[str, Array], loss: float, targets: Tensor) -> Upload:
-        """Return the upload of a batch's gradient and mean loss: silos weigh as D_k, not as their rows."""
+        """Return the upload of a batch's gradient and mean loss: silos weigh by D_k, not by rows."""
         upload = over("gradient/", gradients) | {"loss": np.asarray(loss)}
         if self.loss.class_weights:  # N_k times the density
             density = self.loss.density(targets)
@@ -177,7 +174,7 @@ class Client:
         return upload
 
     def epochs(self, ask: TrainOn, batches: Batches) -> Upload:
-        """Take epochs of SGD; return W - W_k and the mean loss along the way, without the pull towards W."""
+        """Take epochs of SGD; return W - W_k and the steps' mean loss, without the pull towards W."""
         parameters, steps, total, rows = self.trained, 0, 0.0, 0
         before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         kept: dict[str, dict[str, Tensor]] = {name: {} for name in parameters}
@@ -189,20 +186,20 @@ class Client:
                 self.model, parameters, self.loss, self.rows.rows(index), self.phase, self.rows.passes
             )
             with self.phase("update"):
-                if self._pull:  # else -0 might become 0, and federated averaging's bits are kept
+                if self._pull:  # without it -0 might become 0; federated averaging's bits stay
                     gradients = {
                         name: value + self._pull * (parameters[name].detach() - before[name])
                         for name, value in gradients.items()
                     }
                 if self.params.clip_norm is not None:
-                    gradients = in_own_memory(gradients)  # or what two of them share would be clipped twice
+                    gradients = in_own_memory(gradients)  # tensors with shared memory would be clipped twice
                     for name, parameter in parameters.items():
                         parameter.grad = gradients[name]
                     nn.utils.clip_grad_norm_(parameters.values(), self.params.clip_norm)
                 for name, parameter in parameters.items():
                     take_step(parameter, gradients[name], kept[name], self.rate(ask), self.params)
             steps, total, rows = steps + 1, total + loss * len(index), rows + len(index)
-            if steps < len(batches):  # the last of them is what is uploaded
+            if steps < len(batches):  # the last of them is the upload
                 self.half_done.keep(partial(self._halfway, steps, total, rows, kept))
         upload = modules.on_host({f"gradient/{name}": before[name] - parameters[name] for name in parameters})
         return upload | {"loss": np.asarray(total / rows)}
@@ -215,7 +212,7 @@ class Client:
         return {**model, **tensors, "steps": steps, "loss": loss, "rows": rows}
 
     def _take_up(self, done: State, kept: Mapping[str, dict[str, Tensor]]) -> tuple[int, float, int]:
-        """Return to where `_halfway` was called, if it was; return the steps taken, their loss and rows."""
+        """Restore the state of `_halfway`, if it was saved; return the steps taken, their loss and rows."""
         if not done:
             return 0, 0.0, 0
         modules.load(self.model, under("model/", done))
@@ -231,10 +228,7 @@ class Client:
         return self.params.rate(ask.stamp.round, self._rounds)
 
     def state(self) -> State:
-        """Return the state of lots and noise, if any, and releases.
-
-        Batches follow from the round, the model from the ask.
-        """
+        """Return the state of lots and noise, if any, and releases. The round gives batches, the ask the model."""
         return {} if self._private is None else self._private.noise.state()
 
     def restore(self, state: State) -> None:
@@ -344,7 +338,7 @@ class LoneClient:
         self._model = copy.deepcopy(model).train()
         self._loss = params.loss_function
         self._optimizer = modules.Optimizer(self._model, params, rounds)
-        self._last = (0, 0.0, 0)  # the last step taken: its round, loss and rows
+        self._last = (0, 0.0, 0)  # the last step: its round, loss and rows
 
     def answer(self, message: Message) -> Message:
         """Answer one message."""
@@ -367,7 +361,7 @@ class LoneClient:
         self._last = number, loss, len(batch[0])
 
     def state(self) -> State:
-        """Return model, optimizer and the last step taken."""
+        """Return model, optimizer and the last step."""
         last = np.array(self._last, dtype=np.float64)
         return {**over("model/", modules.arrays(self._model)), **self._optimizer.state(), "last": last}
 

@@ -23,7 +23,7 @@ class Step(Message):
 
 @message("local/stepped")
 class Stepped(Message):
-    """The step is taken: the mean loss before it, and the rows used."""
+    """The step was taken: the mean loss before it, and the rows used."""
 
     loss: float
     rows: Annotated[int, within(1)]
@@ -31,7 +31,7 @@ class Stepped(Message):
 
 @message("local/show")
 class Show(Message):
-    """Show the model you ended with, for the comparison."""
+    """Show your final model, for the comparison."""
 
 
 @message("local/shown")

@@ -1,4 +1,4 @@
-"""A training loop of the user's own, in the place of federated averaging's epochs at a silo.
+"""A user's own training loop, instead of federated averaging's epochs at a silo.
 
     def fit(model, x, y, number):
         optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
@@ -8,18 +8,18 @@
             optimizer.step()
         return model, len(x)
 
-It is given the round's model, a module in train mode that is the silo's to change, the silo's prepared inputs and the
-targets as the loss wants them, both on the run's device, and the round's number from 1. Inputs of several arrays are a
-dict of them, as the model takes them by keyword. It returns the weights at its end, the module or a mapping of names to
-tensors or arrays, and how many rows they count as: what it trained on, at most what the silo has. W - W_k and the
-running statistics are summed, masked and kept, as after our own epochs. Random numbers of torch are the same in each
-attempt at a round; others follow from the loop.
+Its arguments are the round's model, the silo's prepared inputs, the targets encoded for the loss, and the round's
+number from 1. The model is a module in train mode, which the loop may change. Inputs and targets are on the run's
+device; inputs of several arrays are a dict of them, by the model's keywords. It returns the final weights, as the
+module or a mapping of names to tensors or arrays, and the number of rows that they count as: those trained on, at most
+the silo's. W - W_k and the running statistics are summed, masked and kept, as after the built-in epochs. Random numbers
+of torch are the same in each attempt at a round; others follow from the loop.
 
-A function with a method `at(silo, rounds)` is asked, once a run, for each silo's own loop, which may keep what it likes
-between rounds (`moretta.client.Script`).
+A function with a method `at(silo, rounds)` is called with it once a run, and returns each silo's own loop, which may
+keep state between rounds (`moretta.client.Script`).
 
-Under FedProx mu (w - W) is added to the gradient of each parameter as `backward` computes it, once until it is zeroed:
-a loop that accumulates gradients of several batches is pulled once a step.
+Under FedProx mu (w - W) is added to each parameter's gradient as `backward` computes it, once until the gradient is
+zeroed: a loop that accumulates gradients of several batches is pulled once a step.
 """
 
 import copy
@@ -54,13 +54,13 @@ def fitted(
 ) -> tuple[dict[str, Array], int]:
     """Train by the user's own loop; return the upload, ``gradient/<name>``, ``loss``, ``buffer/<name>``, and rows.
 
-    model: has the round's weights; the loop gets a copy, and afterwards it has the loop's. x, y: all rows of the silo.
-    pull: FedProx's mu. The loss is the last model's, over all rows, in evaluation.
-    Raises `moretta.errors.RowsError` if the loop fails or returns what cannot be summed; the sentence stays here.
+    model: has the round's weights; the loop gets a copy, whose weights the model has afterwards. x, y: all rows of the
+    silo. pull: FedProx's mu. The loss is the last model's, over all rows, in evaluation. Raises
+    `moretta.errors.RowsError` if the loop fails or returns what cannot be summed; the sentence stays at the silo.
     """
-    before = model.state_dict()  # as it is until `load`, as the loop is given a copy
+    before = model.state_dict()  # unchanged until `load`, as the loop gets a copy
     trained, buffers, where = modules.trainable(model), modules.running_buffers(model), f"fit `{named(fit)}`"
-    copied = gives_all(copy.deepcopy(model))  # a trainer of a library wants its objects
+    copied = gives_all(copy.deepcopy(model))  # a library's trainer needs its objects
     pulls = [] if not pull else [_Pull(parameter, pull) for parameter in modules.trainable(copied).values()]
     try:
         returned = fit(copied, arrays_of(model, x), y, number)

@@ -30,7 +30,7 @@ class FedSGD(PrivateTraining):
 
 NOISE = ("dp_noise", "dp_clip", "dp_unit", "dp_group_rows", "dp_colluding", "dp_delta", "dp_epsilon")
 WITH_FIT = ("name", "fit", "mu", "loss", "label_smoothing", "class_weights", "warm_start", *NOISE)
-"""What federated averaging has use for where silos train by a loop of their own: the rest is of the built-in steps."""
+"""The settings that federated averaging uses with silos' own loops; the others are of the built-in steps."""
 
 
 class Epochs(PrivateTraining):
@@ -67,7 +67,7 @@ class Epochs(PrivateTraining):
 
     @property
     def pull(self) -> float:
-        """How strongly a silo is held near the model that it received: mu, 0 for not at all."""
+        """The strength mu that holds a silo near the received model; 0 without it."""
         return 0.0
 
     def _idle(self) -> tuple[str, ...]:

@@ -2,34 +2,34 @@
 
 One round, silo k with n_k rows; L_k is the batch size, n_k where that is 0 or more than n_k:
 
-    lot        each row by itself with chance q_k = L_k / n_k, drawn in secret
+    lot        each row independently with chance q_k = L_k / n_k, drawn in secret
     i in lot   g_i = gradient of the loss on row i alone;  g_i <- g_i / max(1, |g_i| / C)
     upload     x_k = (sum_i g_i + whole steps of noise, of variance sigma^2 C^2 / S) / L_k, with the weight L_k
 
 so the mean that the server steps along is (sum of all lots' clipped gradients + noise) / (sum_k L_k). The sums are
-rounded to steps first (`moretta.protocols.common.lattice`). S is the fewest
-silos whose sum is ever opened (`moretta.secure_aggregation.settings.SecureAggregation.sharing_noise`). So the noise in
-a sum has at least the deviation sigma C, and sqrt(K / S) times that with all K silos. Under ``scheme = "none"`` each
-upload is seen, so S is 1 and each has all of the noise. An observer who knows the noise of some silos (its own, or a
-colluding silo's) faces less: `moretta.protocols.common.accountant` states epsilon for some such cases too.
+rounded to steps first (`moretta.protocols.common.lattice`). S is the fewest silos of any opened sum
+(`moretta.secure_aggregation.settings.SecureAggregation.sharing_noise`). So the noise in a sum has at least the
+deviation sigma C, and sqrt(K / S) times that with all K silos. Under ``scheme = "none"`` each upload is seen, so S is 1
+and each has all of the noise. An observer who knows the noise of some silos (its own, or a colluding silo's) faces
+less: `moretta.protocols.common.accountant` states epsilon for some such cases too.
 
 Every draw follows from the silo's secret root, the take, and a digest of everything that the gradient depends on: the
-run's settings, the model's code and parameters, the silo's rows and how they are standardised. If it followed from root
-and round alone, a run with the same id and another dp-noise would have the same noise at another scale, and the two
-uploads would give the gradient.
+run's settings, the model's code and parameters, the silo's rows and their standardisation. If it followed from root and
+round alone, a run with the same id and another dp-noise would have the same noise at another scale, and the two uploads
+would give the gradient.
 
 Where the unit is a group (`dp-unit`), such as a patient, the lot is of groups, each with chance L_k over the silo's
 number of groups. Then g_i is the mean gradient over at most `dp-group-rows` different rows of group i, drawn in secret
 for each lot. So one group moves the sum by at most C, whatever rows it has, and however often each.
 
-Beside that sum the upload says nothing of the lot: not its size (the weight is the expected one), not its loss. Each
+The upload contains nothing else about the lot: not its size (the weight is the expected one), not its loss. Each
 example goes through the model alone, so none affects another's gradient.
 
 Differs from the paper: the sum over silos is one mechanism with several lots. Neighbouring data sets differ in one
-silo's lot, so its own q_k counts. Differs from the paper: noise is of whole steps, so that no bits of it tell of the
-sum that it hides, as those of floating-point noise do (Mironov, CCS 2012). A ring too coarse for these steps is refused
-by the silo itself. What rounding is left is that of a row's gradient in the model's dtype, which may differ by some
-units in the last place with the other rows that go through the model beside it.
+silo's lot, so its own q_k counts. Differs from the paper: noise is of whole steps, so that no bits of it reveal the sum
+that it hides, as those of floating-point noise do (Mironov, CCS 2012). The silo itself refuses a ring too coarse for
+these steps. The remaining rounding is that of a row's gradient in the model's dtype, which may differ by some units in
+the last place with the other rows that go through the model beside it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,8 +54,8 @@ from moretta.protocols.common.noise import SiloNoise, Sums
 from moretta.protocols.common.passes import refuse_mixing
 from moretta.secure_aggregation.keystream import SecretRoot, digest_of
 
-MOST_ENTRIES = 1 << 25  # of gradients row by row that are held at once, in the model's dtype and in float64: 400 MB
-MOST_ROWS = 256  # that pass through the model at once
+MOST_ENTRIES = 1 << 25  # of row gradients in memory at once, in the model's dtype and in float64: 400 MB
+MOST_ROWS = 256  # in one pass through the model
 
 
 class PrivateGradient:
@@ -69,12 +69,11 @@ class PrivateGradient:
     ) -> dict[str, Array]:
         """Return x_k by parameter as ``gradient/<name>``, float64.
 
-        encoding: how the sum will be rounded (`moretta.protocols.common.lattice.Lattice.check`). sums: that it goes
-        into (`moretta.protocols.common.noise.SiloNoise.noised`). model: holds
-        `parameters`, as the server sent them. A take that is asked for again, in another attempt or after a
-        resume, has the same upload, which says nothing new. Where the parameters differ, or anything else that
-        the gradient depends on, the noise differs too: the same noise on two gradients would show their
-        difference.
+        encoding: how the sum will be rounded (`moretta.protocols.common.lattice.Lattice.check`). sums: the upload's sum
+        (`moretta.protocols.common.noise.SiloNoise.noised`). model: holds `parameters`, as the server sent them. A
+        repeated take, in another attempt or after a resume, has the same upload, which reveals nothing new. Where the
+        parameters differ, or anything else behind the gradient, the noise differs too: the same noise on two gradients
+        would show their difference.
         """
         purpose = self.purpose(parameters, now)
         self.noise.uploading(now, purpose[-1], sums=sums)
@@ -93,7 +92,7 @@ class PrivateGradient:
         """Return sum_i g_i / max(1, |g_i| / C), by parameter; g_i is the mean over the rows of contribution i.
 
         rows: of all contributions, concatenated. sizes: the rows of each; () is one row each. At most `MOST_ENTRIES`
-        entries of the rows' own gradients are held at once, or those of one contribution.
+        entries of rows' gradients are in memory at once, or those of one contribution.
         """
         trained = {name: parameter.detach() for name, parameter in modules.trainable(model).items()}
 
@@ -135,7 +134,7 @@ class PrivateGradient:
 
 @dataclass(frozen=True)
 class PrivateUpdate:
-    """Noise on a silo's whole update, which hides the silo with all its rows. noise: clips the update and is added."""
+    """Noise on a silo's whole update, which hides the silo with all its rows. noise: clips the update, and draws."""
 
     noise: SiloNoise
 
@@ -152,8 +151,8 @@ class PrivateUpdate:
 def _seeded(model: nn.Module, root: SecretRoot, *purpose: int | str | bytes) -> Iterator[None]:
     """Seed torch in secret, for dropout and the like, and restore its generators afterwards.
 
-    Not by `SiloRows.randomness`, which anyone can repeat: a row's draws depend on its place in the lot, so with known
-    draws one more example would visibly change the gradients of those after it.
+    `SiloRows.randomness` will not do, as anyone can repeat it: a row's draws depend on its place in the lot, so with
+    known draws one more example would visibly change the gradients of those after it.
     """
     device = next(model.parameters()).device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

@@ -21,27 +21,24 @@ from moretta.secure_aggregation.sums import query_of
 
 
 class Server:
-    """FedSGD's server, and with `Epochs` that of federated averaging and FedProx.
-
-    accountant: if silos add noise, states their privacy; they then upload only gradients.
-    """
+    """FedSGD's server, with `Epochs` federated averaging's and FedProx's. accountant: if silos add noise."""
 
     def __init__(
         self, params: Training, setting: Setting, enrolment: Enrolment, accountant: Accountant | None = None
     ) -> None:
         self.phase: Phase = no_phase
         self._model = copy.deepcopy(setting.model).train()
-        # Silos with epochs of their own have taken their steps: the server moves by the mean difference itself.
+        # Silos with their own epochs have taken their steps: the server moves by the mean difference itself.
         stepping = Training(learning_rate=1.0) if isinstance(params, Epochs) else params
         self._stepper = SummedStep(self._model, stepping, setting.spec.run.rounds)
         self._enrolment, self._secure = enrolment, setting.secure_aggregation
         self._params, self._accountant, self.setup = params, accountant, enrolment.setup
         self._trained = modules.trainable(self._model)
         self._buffers = {} if accountant else modules.running_buffers(self._model)
-        self._shapes: dict[str, tuple[int, ...]] = {} if accountant else {"loss": ()}  # of what is summed
+        self._shapes: dict[str, tuple[int, ...]] = {} if accountant else {"loss": ()}  # of the summed tensors
         self._shapes |= {f"gradient/{name}": tuple(value.shape) for name, value in self._trained.items()}
         if params.class_weights and not isinstance(params, Epochs):
-            self._shapes["density"] = ()  # a gradient counts by the weights of its rows, an epoch's difference by rows
+            self._shapes["density"] = ()  # a gradient weighs by its rows' weights, an epoch's difference by rows
         self._shapes |= {f"buffer/{name}": tuple(value.shape) for name, value in self._buffers.items()}
 
     def round(self, now: Stamp) -> Exchange[Report | Aborted]:
@@ -102,7 +99,7 @@ class LoneServer:
     def __init__(self, setting: Setting, enrolment: Enrolment) -> None:
         self.phase: Phase = no_phase
         self._enrolment, self._expected = enrolment, modules.arrays(setting.model)
-        # All that is agreed on, and kept, is the same standardisation as under the other protocols.
+        # The only agreement is the same standardisation as under the other protocols.
         self.setup, self.state, self.restore = enrolment.setup, enrolment.state, enrolment.restore
 
     def round(self, now: Stamp) -> Exchange[Report | Aborted]:
