@@ -37,10 +37,9 @@ class _Waiting:
 class Client:
     """Answers `TrainOn` with the gradients of its scalars, through the secure sum.
 
-    Under cross-entropy it answers `TrainOn` with its noisy predictions, and `Softmax` with the gradients.
-    `model`: never written to; one object for all silos that may be computed together. `head`: the model's last linear
-    layer. `variant`: the only form of the softmax that it accepts. `root`: of the lambdas that blind its ratios; None
-    sends outputs.
+    Under cross-entropy it answers `TrainOn` with its noisy predictions, and `Softmax` with the gradients. `model`:
+    never written to; one object for all silos that may be computed together. `head`: the model's last linear layer.
+    `variant`: the only accepted form of the softmax. `root`: of the lambdas that blind its ratios; None sends outputs.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class Client:
         if self._root is None:
             self._waiting = _Waiting(ask.stamp, batch, about)
             return result
-        # Of the outputs too: two that were asked for under one stamp would have their difference without lambdas.
+        # Bound to the outputs too: of two under one stamp, the difference would have no lambdas.
         stamp, seen = ask.stamp, digest_of({"z": result.z})
         stream = self._root.stream("lambda", stamp.run, *stamp.drawn, "attempt", stamp.attempt, seen)
         sent, lambdas = ratios.blinded(stamp, result.z, result.alpha, stream)
@@ -106,7 +105,7 @@ class Client:
         return sent
 
     def _awaited(self, ask: Softmax | BlindedSoftmax) -> _Waiting:
-        """Return and forget the batch of an answer, because a server that tried again would learn from refusals."""
+        """Return and forget the batch of an answer, because refusals of repeated tries would inform the server."""
         waiting, self._waiting = self._waiting, None
         if waiting is None or waiting.stamp != ask.stamp:
             raise MisuseError(f"{ask.stamp}: the softmax came without the predictions it answers")
@@ -117,7 +116,7 @@ class Client:
         if ask.y.shape != tuple(outputs.shape) or ask.k.shape[1] not in (0, len(batch.at.spread)):
             raise PeerError(f"{ask.stamp}: expected a softmax for {list(outputs.shape)}, got {list(ask.y.shape)}")
         softmax.check_answer(ask, self._variant)
-        targets = batch.targets  # of masks, in a run that hides nothing (`refuse_dense`), a row a position
+        targets = batch.targets  # of masks, in a run that hides nothing (`refuse_dense`), a row per position
         targets = targets if targets.ndim < 3 else self._head.rows(targets.flatten(1))
         u = self._loss.weighted_targets(targets, outputs)
         y, k = torch.from_numpy(ask.y).to(outputs), torch.from_numpy(ask.k).to(outputs)

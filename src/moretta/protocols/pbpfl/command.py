@@ -18,10 +18,7 @@ Say = Callable[[Mapping[str, Any], Callable[[], None]], None]
 
 
 def add_to(app: typer.Typer, needs_torch: Callable[[], AbstractContextManager[None]], say: Say) -> None:
-    """Add `check` to the application.
-
-    needs_torch: a context that names a missing extra. say: prints a result as JSON or for a person.
-    """
+    """Add `check`. needs_torch: names a missing extra. say: prints a result, as JSON or for a person."""
 
     @app.command()
     def check(

@@ -41,19 +41,19 @@ from moretta.secure_aggregation.plain import PlainUpload
 from moretta.secure_aggregation.schemes import contributor
 
 ROWS = 8
-# A silo is sent weights of 41 bits of mantissa in float64, of 24 in float32 (`Perturbation.perturb`). So the gradient
-# is recovered at weights that are off by up to 2^-41, or 2^-24, of themselves, which deep networks amplify.
+# A silo receives weights of 41 bits of mantissa in float64, of 24 in float32 (`Perturbation.perturb`). So the gradient
+# is recovered at weights with relative errors of up to 2^-41, or 2^-24, which deep networks amplify.
 BARS = {"relative_error_float64": 1e-8, "relative_error_float32": 1e-4, "buffers_error_float64": 1e-6}
-PLAIN_DRAWS = 16  # of `plain_errors`, at most
-# A rounding excuses an error of up to so many times its own: a key rounds differently, and 16 draws may miss the worst.
+PLAIN_DRAWS = 16  # the most draws of `plain_errors`
+# A rounding excuses an error of up to this multiple: a key rounds differently, and 16 draws may miss the worst.
 EXCUSED_FACTOR = 5.0
-# A plain model that differs more than this from itself is not rounded: it drew other random numbers in float32.
+# A larger difference of a plain model is no rounding: the model drew other random numbers in float32.
 LARGEST_ROUNDING = 0.1
 
 
 @dataclass(frozen=True)
 class Input:
-    """One input of a model: the shape of a row, and its number of distinct tokens (0: numbers)."""
+    """An input of a model: the shape of a row, and its number of distinct tokens (0: numbers)."""
 
     shape: tuple[int, ...]
     vocabulary: int = 0
@@ -89,16 +89,15 @@ def check(
     """Perturb a model, run one batch of 8 random rows through client and server, and compare with the true gradient.
 
     Returns the errors of the concatenated gradient in float64 and float32, relative to its norm, that of the
-    concatenated running statistics, how many scales are free, and what is forced to scale 1. In float32 the offset is
-    no larger than the server would let it be (`moretta.protocols.pbpfl.server.largest_rho`).
-
-    "passes_continuous" says whether continuous scales reach all bars, None where they were not measured.
+    concatenated running statistics, the number of free scales, and the tensors forced to scale 1. In float32 the offset
+    stays within the server's bound (`moretta.protocols.pbpfl.server.largest_rho`). "passes_continuous" is whether
+    continuous scales reach all bars, None if not measured.
 
     fall_back: measure powers of two where float32 alone misses its bar with continuous scales, and the plain model's
     own rounding excuses that (`excuse`). If powers of two reach all bars, the errors and "passes" are theirs.
-    "relative_error_float32_continuous" is then the error that missed. "plain_error_float32" is what excused it: the
-    largest of the first draws of `plain_errors`, up to 16; all but the first have weights moved by about a last bit.
-    Raises `moretta.errors.UnsupportedModel`, naming the layer, for a model that cannot be perturbed.
+    "relative_error_float32_continuous" is then the error that missed. "plain_error_float32" excused it: the largest of
+    the first draws of `plain_errors`, up to 16; all but the first have weights moved by about a last bit. Raises
+    `moretta.errors.UnsupportedModel`, naming the layer, for a model that cannot be perturbed.
     """
     generator = torch.Generator().manual_seed(0)
     drawn = [input_of.draw(generator) for input_of in inputs]
@@ -136,7 +135,7 @@ def _fallen_back(
     classes: NDArray[np.generic],
     protocol: PBPFL,
 ) -> dict[str, Any]:
-    """Return the entries that powers of two change in what was found with continuous scales; none unless needed.
+    """Return the findings that powers of two change; empty unless they are needed.
 
     They are needed where float32 alone missed, the plain model's own rounding excuses it, and they reach all bars.
     """
@@ -154,11 +153,11 @@ def _fallen_back(
 
 
 def excuse(error: float, draws: Iterator[float]) -> float | None:
-    """Return the plain model's own rounding in float32 if it excuses an error, None if it does not.
+    """Return the plain model's own rounding in float32 if it excuses an error, else None.
 
     It is the largest of the first `PLAIN_DRAWS` draws, or of fewer once these suffice. It excuses the error if it
-    misses the bar itself and the error is at most `EXCUSED_FACTOR` times as large. A draw above `LARGEST_ROUNDING` says
-    nothing about rounding and excuses nothing.
+    misses the bar itself and the error is at most `EXCUSED_FACTOR` times as large. A draw above `LARGEST_ROUNDING` is
+    no rounding and excuses nothing.
     """
     largest = 0.0
     for draw in islice(draws, PLAIN_DRAWS):
@@ -184,9 +183,9 @@ def _measured(
 def plain_errors(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss) -> Iterator[float]:
     """Yield without end how far the plain model's gradient in float32 is from that in float64, relative to its norm.
 
-    model, inputs: in float64; targets: as `moretta.protocols.common.enrolment.targets` returns them for float64. From
-    the second draw on weights are moved by about their last bit, as a perturbed model's are, since a ReLU that one
-    rounding flips is not flipped by every rounding.
+    model, inputs: in float64; targets: from `moretta.protocols.common.enrolment.targets` for float64. From the second
+    draw on weights are moved by about their last bit, as a perturbed model's are, since not every rounding flips a
+    ReLU.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -213,11 +212,11 @@ def _errors(
 ) -> tuple[float, float]:
     """Return the relative error of the gradient that the server recovers, and of the running statistics.
 
-    double: the true model, as the server holds it. inputs: in the dtype of the run. The wanted gradient is computed in
-    that dtype too, so that in float32 both have its rounding.
+    double: the true model, as the server holds it. inputs: in the run's dtype. The expected gradient has that dtype
+    too, so that in float32 both have its rounding.
     """
     model = copy.deepcopy(double).to(inputs.dtype).train()
-    loss, root = protocol.loss_function, SecretRoot.insecure(0, "check")  # nothing to hide: the same every time
+    loss, root = protocol.loss_function, SecretRoot.insecure(0, "check")  # no secret: the same every time
     targets = enrolment.targets(classes, plan.head.numbers, loss.name, "check", inputs.dtype)
     rows = SiloRows(TrainingRows(inputs.numpy(), targets.numpy(), Batches(ROWS, 0, 0, "check")), inputs.dtype)
     true = copy.deepcopy(model)

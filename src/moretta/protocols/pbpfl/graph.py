@@ -2,11 +2,10 @@
 
 The model runs once on example inputs, and every function of torch that it calls is recorded with its arguments, its
 result and its calling layer. So containers of torch.nn (TransformerEncoder, MultiheadAttention) and branches on shapes
-are followed like anything else. A branch on *data* is refused, naming its line: its other side would never be seen. The
-one exception is a yes-or-no question that depends on inputs alone (is every word of the batch a word?). The true and
-the perturbed model give the same answer. Both answers are traced (`other_answers`), and a silo may give only traced
-ones (`YesOrNo`). Symbolic tracing (torch.fx) is not used, because it stops at the layers of torch.nn and at every
-branch on a shape.
+are followed too. A branch on *data* is refused, naming its line: its other side would never be seen. The exception is a
+yes-or-no question that depends on inputs alone (is every word of the batch a word?). The true and the perturbed model
+give the same answer. Both answers are traced (`other_answers`), and a silo may give only traced answers (`YesOrNo`).
+Symbolic tracing (torch.fx) is not used, because it stops at the layers of torch.nn and at branches on shapes.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ QUESTIONS = frozenset({"__bool__", "__contains__", "is_nonzero", "equal", "allcl
 MOST_QUESTIONS = 4  # of a model about its inputs
 
 FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError)
-"""What a user's forward raises when it cannot run on the tensors it is given."""
+"""What a user's forward raises when it cannot run on its tensors."""
 
 _COUNTS = (nn.RNNBase.get_expected_hidden_size.__code__, _BatchNorm.forward.__code__)
-"""Code of torch's layers that reads how many rows a packed sequence has, or how many batches came before."""
+"""Code of torch's layers that reads the number of rows of a packed sequence, or of earlier batches."""
 
 _TORCH, _OURS = str(Path(torch.__file__).parent), str(Path(__file__).parent)
 
@@ -142,7 +141,7 @@ class CastsToDouble(TorchFunctionMode):
 
 
 def other_answers(answers: tuple[bool, ...]) -> list[frozenset[int]]:
-    """Return which answers to reverse, so that each side of each question is seen: each alone, and all."""
+    """Return the sets of answers to reverse that show each side of each question: each alone, and all."""
     if len(answers) > MOST_QUESTIONS:
         raise UnsupportedModel(
             f"the model asks {len(answers)} questions about the values of its inputs, and {MOST_QUESTIONS} can be "
@@ -154,10 +153,7 @@ def other_answers(answers: tuple[bool, ...]) -> list[frozenset[int]]:
 
 @dataclass(eq=False)
 class _Recorder(TorchFunctionMode):
-    """Records every call while it is active.
-
-    `derived` holds the ids of tensors that depend on data, `weighed` of those that depend on weights.
-    """
+    """Records calls while active. derived, weighed: the ids of tensors that depend on data, and on weights."""
 
     derived: set[int]
     weighed: set[int]
@@ -243,8 +239,8 @@ def record(
 
 
 def _drawn() -> Any:
-    """Return what the generators of Python and of NumPy will draw from."""
-    state: Any = np.random.get_state(legacy=False)  # noqa: NPY002  # what a user's model may draw from
+    """Return the states of the generators of Python and of NumPy."""
+    state: Any = np.random.get_state(legacy=False)  # noqa: NPY002  # a user's model may draw from it
     return random.getstate(), state["state"]["pos"], state["state"]["key"].tobytes()
 
 

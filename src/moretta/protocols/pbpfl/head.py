@@ -1,10 +1,10 @@
-"""The head: the last linear layer of a model, on which the additive offset lies.
+"""The head: the last linear layer of a model, which has the additive offset.
 
-Its outputs are W h + b for rows h of features. For most models h is what the layer reads, a row a sample. Two kinds of
-models have more behind or beside it, and are one matrix all the same:
+Its outputs are W h + b for rows h of features. For most models h is the layer's input, a row per sample. Two kinds of
+models have more behind or beside the layer, and are still one matrix:
 
 - **Behind.** A token is picked, a mean is taken, an image is resized: S(W x + b) = W S(x) + b, for S does the same to
-  each output. So h = S(x), which is what the model returns if the layer returns what it reads.
+  each output. So h = S(x), which the model returns if the layer returns its input.
 - **Dense outputs.** A layer at every position, or a convolution, whose features are the patches of its input. Every
   position is a row, z_p = W h_p + b, and the squared error adds up over positions, so that all identities hold.
 
@@ -29,7 +29,7 @@ from moretta.protocols.pbpfl.selfcheck import FORWARD, close
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-CANDIDATES = 3  # of the last layers, the last first
+CANDIDATES = 3  # the number of last layers to try, the last first
 WAY_OUT = "end the model with an nn.Linear whose output, [batch, outputs], is returned as it is"
 
 
@@ -38,8 +38,8 @@ class Head:
     """The last linear layer.
 
     `module`: its path. `weight`, `bias`: its parameters. `outputs`, `inputs`: of a row. `tied`: another layer uses them
-    too. `positions`: rows a sample. `axis`: of the weight's outputs. `channels_last`: whether a sample's outputs are in
-    order of positions. `residual`: whether something is added to them. `answers`: the traced answers to the model's
+    too. `positions`: rows per sample. `axis`: of the weight's outputs. `channels_last`: whether a sample's outputs are
+    in order of positions. `residual`: whether something is added to them. `answers`: the traced answers to the model's
     questions about its inputs, empty without questions (`moretta.protocols.pbpfl.graph.YesOrNo`).
     """
 
@@ -99,7 +99,7 @@ class Head:
             )
         if not self.residual:
             return self.rows(output), None
-        own = replace(self, channels_last=isinstance(layer, nn.Linear))  # of the layer, whatever lies behind it
+        own = replace(self, channels_last=isinstance(layer, nn.Linear))  # of the layer, whatever follows it
         return own.rows(seen[0]), self.rows(output)
 
     def outputs_of(self, model: nn.Module, h: Tensor, rest: Tensor | None) -> Tensor:
@@ -142,9 +142,9 @@ def _replaced(layer: nn.Module, forward: Any) -> Iterator[None]:
 
 
 def features(layer: nn.Module, x: Tensor) -> Tensor:
-    """Return what a layer's outputs are linear in: [..., inputs] of nn.Linear, [B, inputs, ...] of a convolution.
+    """Return the numbers in which a layer is linear: [..., inputs] of nn.Linear, [B, inputs, ...] of a convolution.
 
-    A convolution's are the patches of its input, in the order of its weight's entries.
+    For a convolution they are the patches of its input, in the order of its weight's entries.
     """
     if isinstance(layer, CONVOLUTIONS):
         mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
@@ -239,7 +239,7 @@ def _holds(model: nn.Module, head: Head, inputs: Sequence[Tensor], training: boo
     moves = [torch.zeros_like(weight), torch.randn(weight.shape, generator=drawn, dtype=weight.dtype)]
 
     def run(move: Tensor, work: Callable[[], Any]) -> Any:
-        """Return what work gives, on the same random numbers and the same statistics each time."""
+        """Return the result of `work`, on the same random numbers and statistics each time."""
         for name, tensor in model.state_dict(keep_vars=True).items():
             tensor.copy_(held[name])
         weight.add_(move)

@@ -1,4 +1,4 @@
-"""The ideal that PBPFL must equal: the gradient of the true model's loss on all silos' rows together, in the open."""
+"""The ideal that PBPFL must equal: the gradient of the true model's loss on all silos' rows together, in the clear."""
 
 from torch import Tensor, nn
 

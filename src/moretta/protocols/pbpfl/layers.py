@@ -1,8 +1,7 @@
 """What each layer with weights does to scales and channels: linear, convolution, normalisation, embedding, attention.
 
-The scale of a weight is R = s_out / s_in (`practical.md`, Eq. 7, 14 and 15), of a bias s_out.
-
-Differs from the paper, which has linear and convolution layers in a row; the other rules are ours.
+The scale of a weight is R = s_out / s_in (`practical.md`, Eq. 7, 14 and 15), of a bias s_out. Differs from the paper,
+which has linear and convolution layers in a row; the other rules are ours.
 """
 
 import re
@@ -46,7 +45,7 @@ def matmul_by_parameter(solver: Solver, call: Call) -> Known:
 
 
 def addmm(solver: Solver, call: Call) -> Known:
-    """b + x @ W with parameters W[in, out] and b[out], as the Conv1D of transformers has it."""
+    """b + x @ W with parameters W[in, out] and b[out], as in the Conv1D of transformers."""
     if len(call.args) != 3 or call.kwargs or call.args[0].dim() != 1:
         return opaque(solver, call)
     bias, x, weight = call.args
@@ -65,7 +64,7 @@ def _by_columns(solver: Solver, call: Call, x: Tensor, weight: View, bias: View 
 
 
 def weight_norm(solver: Solver, call: Call) -> Known:
-    """W = g v / |v| by row: v follows the layer that W works in, but for scales of its inputs, and g the rows of v."""
+    """W = g v / |v| by row: v follows the layer of W, except its inputs' scales, and g the rows of v."""
     v, g, dim = (call.argument(position, name) for position, name in enumerate(["v", "g", "dim"]))
     views = _views(solver, v, g)
     if views is None or views[0] is None or views[0].elements is not None or dim not in (0, -1):
@@ -94,7 +93,7 @@ def einsum(solver: Solver, call: Call) -> Known:
     sizes = dict(zip(left + right, (*a.shape, *b.shape), strict=True))
 
     def laid(ids: Ids, order: list[str], axes: str | list[str]) -> Ids:
-        """Lay axes out in another order, with size 1 for those that are not there."""
+        """Lay axes out in another order, with size 1 for absent ones."""
         shape = [sizes[letter] for letter in order] + [1] * (len(axes) - len(order))
         places = [*order, *(letter for letter in axes if letter not in order)]
         return ids.map(lambda numbers: numbers.reshape(shape).permute([places.index(letter) for letter in axes]))
@@ -126,7 +125,7 @@ def _gated(solver: Solver, kind: str, views: list[View | None], inward: Ids, hid
         LSTM    g -> s g,  c = f c + i g -> s c,  h = o tanh(c) -> s h
         GRU     n = tanh(a + r b) -> s n,  h = (1 - z) n + z h -> s h
 
-    The first state is zeros. ReLU takes any positive scale in the place of s.
+    The first state is zeros. ReLU takes any positive scale instead of s.
     """
     own = solver.fresh(hidden)
     if kind != "rnn_relu":

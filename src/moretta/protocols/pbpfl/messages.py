@@ -8,8 +8,8 @@ import numpy as np
 from moretta.contract.messages import Array, Indices, Message, Tensors, Vector, message
 from moretta.errors import PeerError
 
-LARGEST = 1e30  # of predictions and of what answers them: squares of it still fit float64
-RATIO_WORDS, TOTAL_WORDS, REST_WORDS = 11, 20, 10  # of 64 bits: `moretta.protocols.pbpfl.ratios` says of what
+LARGEST = 1e30  # of predictions and their answers: squares of it still fit float64
+RATIO_WORDS, TOTAL_WORDS, REST_WORDS = 11, 20, 10  # of 64 bits: `moretta.protocols.pbpfl.ratios` explains them
 
 
 def _bounded(value: Array) -> None:
@@ -39,7 +39,7 @@ class TrainOn(Message):
         """Raise `moretta.errors.PeerError` if parts and direction do not fit each other."""
         if not self.direction.size or self.parts.shape != self.direction.shape:
             raise PeerError("pbpfl/train-on: expected a part and a direction of each output")
-        numbers = np.unique(self.parts)  # sorted; nothing is made as large as the peer's numbers say
+        numbers = np.unique(self.parts)  # sorted; no allocation follows the peer's numbers
         if numbers[0] != 0 or numbers[-1] != numbers.size - 1:
             raise PeerError("pbpfl/train-on: expected parts that number the outputs 0 to m - 1 without a gap")
 
@@ -48,10 +48,9 @@ class TrainOn(Message):
 class Predictions(Message):
     """A silo's outputs, from which the server forms the true softmax: `practical.md`, Eq. 21.
 
-    z: y^ - max y^ by row, [B, outputs]; alpha: [B].
-
-    Differs from the paper, which sends exp(y^_i - y^_j) for all pairs. That overflows float32 once 2 |alpha r| plus the
-    gap of two outputs passes 88; z and alpha are the same in the log domain.
+    z: y^ - max y^ by row, [B, outputs]; alpha: [B]. Differs from the paper, which sends exp(y^_i - y^_j) for all pairs.
+    That overflows float32 once 2 |alpha r| plus the gap of two outputs exceeds 88; z and alpha are the same in the log
+    domain.
     """
 
     z: Bounded

@@ -25,12 +25,12 @@ class PBPFL(Training):
             (`moretta.protocols.pbpfl.ratios`). With ratios the server has no training loss, and gets 88 bytes a row for
             each ordered pair of classes.
         scales: "continuous", or "powers-of-two", which is exact in float32: the trunk rounds as the true model does,
-            bit by bit, and only the head's offset rounds. The price is most of what scales hide. Differs from the
-            paper: a scale is 1/2, 1 or 2 and channels stay in their places. So a silo sees the sign and the mantissa of
-            every weight of the trunk, and the relative change of each step. The exponent is off by at most 2 up or
-            down, drawn afresh every round, so it averages out over rounds. Two consecutive rounds also give the head's
-            offset, without labels, and with it the head's weights to a fraction of a percent and their step
-            approximately. In float64, continuous scales give a round's gradient to 1e-8 and hide more.
+            bit by bit, and only the head's offset rounds. The price is most of what scales hide.
+            Differs from the paper: a scale is 1/2, 1 or 2 and channels stay in their places. So a silo sees the sign
+            and the mantissa of every weight of the trunk, and the relative change of each step. The exponent is off by
+            at most 2 up or down, drawn afresh every round, so it averages out over rounds. Two consecutive rounds also
+            give the head's offset, without labels, and with it the head's weights to a fraction of a percent and their
+            step approximately. In float64, continuous scales give a round's gradient to 1e-8 and hide more.
     """
 
     name: Literal["pbpfl"] = "pbpfl"

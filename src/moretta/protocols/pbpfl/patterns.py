@@ -29,8 +29,8 @@ def factors(scales: NDArray[np.float64]) -> Factors:
 class Positions:
     """The channels along an axis: channel[i] is the one at position i, -1 for one that stays.
 
-    A channel may stand in several positions (a flattened map, the rows of queries and keys); rank counts them.
-    place holds the positions by channel and rank; first[c] says where those of channel c begin in it, first[-1] is 0.
+    A channel may be in several positions (a flattened map, the rows of queries and keys); rank counts them. place holds
+    the positions by channel and rank; first[c] is where those of channel c begin in it, first[-1] is 0.
     """
 
     channel: Indices
@@ -46,16 +46,13 @@ class Positions:
         return cls(channel, rank, place, np.append(first, 0))
 
     def order(self, moved: Indices) -> Indices:
-        """Return for each position the position whose content comes there, when channel c is replaced by moved[c].
-
-        moved[-1] is -1, so that what stays finds itself.
-        """
+        """Return for each position the one whose content moves there, c replaced by moved[c]; moved[-1] is -1."""
         order: Indices = self.place[self.first[moved[self.channel]] + self.rank]
         return order
 
 
 def _counted(channel: Indices, order: Indices) -> Indices:
-    """Return how many positions of the same channel come before each, in an order sorted by channel."""
+    """Return how many positions of the same channel precede each, in an order sorted by channel."""
     ordered = channel[order]
     rank = np.empty_like(channel)
     rank[order] = np.arange(len(channel)) - np.searchsorted(ordered, ordered)
@@ -82,9 +79,8 @@ class Shuffle:
 class Pattern:
     """R of one tensor, and the axes that are permuted after scaling.
 
-    follows: R as a product; each is the places of its elements among the `factors`, broadcastable to the tensor. For
-    the weight of a linear layer one has the shape [out, 1], the other [1, in]; for that of a convolution the other has
-    [1, in, height, width].
+    follows: R as a product; each is the places of its elements among the `factors`, broadcastable to the tensor. For a
+    linear layer's weight the shapes are [out, 1] and [1, in]; for a convolution's the second is [1, in, height, width].
     """
 
     shape: tuple[int, ...]
@@ -113,7 +109,7 @@ class Pattern:
         return cls((sum(sizes),), tuple(follows), (Shuffle(0, Positions.of(channel, rank)),))
 
     def scales(self, free: int) -> set[int]:
-        """Return which of `free` free scales it follows."""
+        """Return the indices, below `free`, of the free scales in R."""
         places = np.unique(np.concatenate([_ONE, *map(np.ravel, self.follows)]))
         return {*(places[(places >= 0) & (places < 2 * free)] % free).tolist()}
 
@@ -147,7 +143,7 @@ class Pattern:
 
 
 def follows(stored: Stored, scales: SignedUnion, number: dict[int, int]) -> tuple[Indices, ...]:
-    """Return the factors of R of a tensor; `number` gives each free root its place in the key."""
+    """Return the factors of R of a tensor; `number` maps each free root to its place in the key."""
     factors = []
     for ids in (stored.out, stored.into):
         roots = None if ids is None else compress(scales.values(ids.scale)).numpy()
@@ -196,7 +192,7 @@ def settle_axes(tensors: Sequence[Stored], channels: Channels) -> None:
 def shuffles(
     stored: Stored, channels: Channels, number: dict[int, int], known: dict[tuple[bytes, bytes], Positions]
 ) -> tuple[Shuffle, ...]:
-    """Return the axes of a tensor that move; `number` gives each moving root its place in the permutation.
+    """Return the axes of a tensor that move; `number` maps each moving root to its place in the permutation.
 
     known: the positions of other tensors, which this one shares and adds to.
     """

@@ -1,6 +1,6 @@
 """The server's key: draw it, perturb the model with it, recover the true gradient.
 
-Notation of `practical.md`: scales R (`moretta.protocols.pbpfl.scales`), the public direction r_a, one secret gamma a
+Notation of `practical.md`: scales R (`moretta.protocols.pbpfl.scales`), the public direction r_a, one secret gamma per
 part, and the offset r = gamma o r_a that is added to every entry of a row of the head (and to its bias). In the paper's
 form of cross-entropy each part also has a secret xi.
 """
@@ -20,7 +20,7 @@ from moretta.protocols.pbpfl.params import Scales
 from moretta.protocols.pbpfl.scales import ScaleKey, ScalePlan
 from moretta.secure_aggregation.keystream import Keystream
 
-DROPPED = 12  # bits of float64's 53 that are not sent: each value sent stands for 2^12 true ones, whatever its scale
+DROPPED = 12  # bits of float64's 53 that are not sent: each sent value stands for 2^12 true ones at any scale
 LARGEST_FACTOR = 4.0  # scales lie in [1/2, 2], so an entry of R = s_out / s_in is at most 4
 
 
@@ -49,10 +49,9 @@ class Key:
 class Perturbation:
     """Perturbs one model and recovers its gradients.
 
-    partitions: m, from 1 to the number of outputs; outputs are split into m parts of neighbours.
-    form: which identity the silos' terms obey (`moretta.protocols.pbpfl.terms`): "squared-error", or under
-    cross-entropy "probabilities" or "paper". scales: "continuous" or "powers-of-two"
-    (`moretta.protocols.pbpfl.params.PBPFL`).
+    partitions: m, from 1 to the number of outputs; outputs are split into m parts of neighbours. form: the identity of
+    the silos' terms (`moretta.protocols.pbpfl.terms`): "squared-error", or under cross-entropy "probabilities" or
+    "paper". scales: "continuous" or "powers-of-two" (`moretta.protocols.pbpfl.params.PBPFL`).
     """
 
     def __init__(self, plan: ScalePlan, partitions: int, form: str, scales: Scales = "continuous") -> None:
@@ -70,14 +69,14 @@ class Perturbation:
         self.parts = np.arange(outputs) * partitions // outputs
 
     def draw_key(self, stream: Keystream, offset_size: float) -> Key:
-        """Draw a key: scales as the plan draws them, and |gamma r_a| about `offset_size` (0 for no offset).
+        """Draw a key: the plan's scales, and |gamma r_a| about `offset_size` (0 for no offset).
 
-        gamma_s = +-u_s offset_size with log u_s uniform in [log 0.7, log 1.4]; r_a has components of random sign and
-        of sizes from 1 to 3, pairwise different, brought to rms 1; xi_s = +-1/2 to +-2, log-uniform.
+        gamma_s = +-u_s offset_size with log u_s uniform in [log 0.7, log 1.4]; r_a has components of random sign and of
+        sizes from 1 to 3, pairwise different, brought to rms 1; xi_s = +-1/2 to +-2, log-uniform.
         """
         m, outputs = self.partitions, len(self.parts)
         if self.plan.head.tied:
-            offset_size = 0.0  # another layer uses the weight too; there an offset would change the function
+            offset_size = 0.0  # another layer uses the weight too; an offset would change the function there
         size = np.exp(np.log(0.7) + stream.uniform(m) * np.log(2.0))
         gamma = _signs(stream, m) * size * offset_size
         direction = _signs(stream, outputs) * (1.0 + 2.0 * stream.uniform(outputs))
@@ -92,10 +91,10 @@ class Perturbation:
 
         Differs from the paper: with a bias in the head, r is added to the bias too, and alpha has one term more.
 
-        dtype: of the run, in which silos are sent W^ of a W in float64; None leaves it in the dtype of W. W^ is rounded
-        to nearest, to fewer bits than W has: 24 under float32, 41 under float64. If W had as few bits as W^, or lay on
-        the lattice of an initialiser, R could be found from W^ alone (`scales-from-low-bits` of the audit). With scales
-        of powers of two mantissas are plain anyway: W is in the run's dtype, and below the head W^ is R o W to the last
+        dtype: of the run, in which silos receive W^ of a W in float64; None keeps the dtype of W. W^ is rounded to
+        nearest, to fewer bits than W has: 24 under float32, 41 under float64. If W had as few bits as W^, or lay on the
+        lattice of an initialiser, R would follow from W^ alone (`scales-from-low-bits` of the audit). With scales of
+        powers of two mantissas are plain anyway: W is in the run's dtype, and below the head W^ is R o W to the last
         bit.
         """
         true, below = dict[str, Array](), dict[str, Array]()
@@ -131,9 +130,9 @@ class Perturbation:
     def recover(self, means: Tensors, key: Key, *, in_place: bool = False) -> dict[str, NDArray[np.float64]]:
         """Return the gradient of the true loss from the silos' means, float64 by name: undo the noise of Eq. 9.
 
-        Eq. 9 is the silos' forward pass at W^. For the squared error `practical.md`, Eq. 29, undoes what that does to
-        gradients (`pbpfl.txt`, Eq. 19, with one part); for cross-entropy the end of its section III-C does. `in_place`:
-        the noisy loss's gradients, float64, are overwritten, so that their memory is the result's.
+        Eq. 9 is the silos' forward pass at W^. `practical.md`, Eq. 29, undoes its effect on gradients for the squared
+        error (`pbpfl.txt`, Eq. 19, with one part), the end of section III-C for cross-entropy. `in_place`: the noisy
+        loss's gradients, float64, are overwritten, so that their memory is the result's.
         """
         coefficients, names = self.coefficients(key), self.trained(means)
 
@@ -167,10 +166,7 @@ class Perturbation:
         return self.plan.recover_buffers(under("buffer/", means), key.scales)
 
     def true_loss(self, means: Tensors, key: Key, log_normaliser: float = 0.0) -> float:
-        """Return the loss of the true model from the silos' scalars.
-
-        log_normaliser: in the paper's form of cross-entropy, the mean over rows of log sum_i exp(y_i - max y^).
-        """
+        """Return the true model's loss. log_normaliser: paper's form, mean over rows of log sum_i exp(y_i - max y^)."""
         scalars = means["scalars"]
         if self.form == "squared-error":
             return float(scalars[0] - key.gamma @ scalars[1:-1] + key.offset @ key.offset * scalars[-1])
@@ -195,7 +191,7 @@ class Perturbation:
         return LARGEST_FACTOR * largest
 
     def _is_head(self, name: str) -> bool:
-        """Return whether a parameter works in the head alone; a tied one has terms like the trunk's."""
+        """Return whether a parameter belongs to the head alone; a tied one has terms like the trunk's."""
         return name in (self.plan.head.weight, self.plan.head.bias) and not self.plan.head.tied
 
     @staticmethod
@@ -205,10 +201,7 @@ class Perturbation:
 
 
 def _rounded(value: Array, dtype: torch.dtype | None) -> Array:
-    """Return float64 as float32, or under float64 with 12 bits less, rounded to nearest.
-
-    Whole numbers, and all numbers where there is no dtype, stay as they are.
-    """
+    """Return float64 rounded to float32, or under float64 to 12 bits less; integers, and all without dtype, stay."""
     if value.dtype.kind != "f" or dtype is None:
         return value
     if dtype == torch.float32:

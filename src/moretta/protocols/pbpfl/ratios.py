@@ -1,19 +1,19 @@
 """The exchange under cross-entropy as `practical.md` prints it (Eq. 20 to 24): blinded ratios of noisy exponentials.
 
-For each of its rows, and a lambda_i for each class i that it draws itself:
+For each of its rows, and a lambda_i of its own for each class i:
 
     silo -> server   mu_ij = exp(y^_j - y^_i) + lambda_i for all j other than i, and alpha
     server -> silo   Y_i = exp(delta_i) + sum_j mu_ij exp(r*_ij), R_i = sum_j exp(r*_ij), and (1 - exp(delta)) / xi,
                      where r*_ij = delta_i - (r_j - r_i) alpha
     silo             y*_i = 1 / (Y_i - lambda_i R_i) = p_i exp(-delta_i), and on as in the paper's form (`softmax`)
 
-Differs from the paper: the numbers are whole ones, in steps of 2^-320, and lambda_i is uniform below 2^320 with 320
-bits before the point, 64 more than a ratio may have. In floats the server would see a large ratio through a small
-lambda, and taking lambda_i R_i off would lose digits: an error of about eps lambda_i exp(alpha (r_i - r_j)). So outputs
-of a row, and alpha r, may lie 177 apart at most, where exp leaves these bits.
+Differs from the paper: the numbers are whole, in steps of 2^-320, and lambda_i is uniform below 2^320 with 320 bits
+before the point, 64 more than a ratio may have. In floats the server would see a large ratio through a small lambda,
+and subtracting lambda_i R_i would lose digits: an error of about eps lambda_i exp(alpha (r_i - r_j)). So outputs of a
+row, and alpha r, may be at most 177 apart, where exp leaves these bits.
 
 **What lambda hides.** With two classes each row has two ratios and two lambdas, and mu is uniform to within 2^-64: the
-server sees alpha and no softmax. From three classes on the difference of two ratios of one i has no lambda in it,
+server sees alpha and no softmax. From three classes on the difference of two ratios of one i contains no lambda,
 
     mu_ij - mu_ik = (exp(y^_j) - exp(y^_k)) / exp(y^_i),
 
@@ -23,7 +23,7 @@ and three of them give all ratios (`from_differences`), hence every row's softma
 
     R_i y*_i = sum over j other than i of exp(y^_i - y^_j) p_j,
 
-as many equations as classes (`from_one_row`). So it has its true softmax from one row, whatever m is, where the form
+as many equations as classes (`from_one_row`). So it has its true softmax from one row for every m, where the form
 without R_i takes m rows.
 """
 
@@ -41,11 +41,11 @@ from moretta.secure_aggregation.keystream import Keystream
 
 Rows = NDArray[np.float64]
 Whole = NDArray[Any]
-"""Python's whole numbers, of any length, in an array of objects: multiples of 2^-FRACTION unless said otherwise."""
+"""Python's integers, of any length, in an array of objects: multiples of 2^-FRACTION unless stated otherwise."""
 
 FRACTION = 320  # bits behind the point
-BEFORE = 256  # bits of a ratio before it
-BLIND = 64  # bits that lambda has more
+BEFORE = 256  # bits of a ratio before the point
+BLIND = 64  # further bits of lambda
 LARGEST_GAP = BEFORE * float(np.log(2.0)) - 1.0  # delta adds up to 1
 ONE = 1 << FRACTION
 
@@ -53,8 +53,8 @@ ONE = 1 << FRACTION
 def blinded(now: Stamp, z: Array, alpha: Array, stream: Keystream) -> tuple[Ratios, Whole]:
     """Return a silo's message, and the lambdas, [B, classes], which it keeps to itself.
 
-    z: outputs up to a constant a row, [B, classes]; alpha: [B].
-    Raises `moretta.errors.PeerError` for outputs that are too far apart.
+    z: outputs up to a constant per row, [B, classes]; alpha: [B]. Raises `moretta.errors.PeerError` for outputs too far
+    apart.
     """
     z = z.astype(np.float64)
     gaps = z[:, None, :] - z[:, :, None]  # y^_j - y^_i at [:, i, j]
@@ -87,10 +87,7 @@ def answer(ratios: Ratios, key: Key, stream: Keystream, encoding: Mapping[str, i
 
 
 def unblinded(blinded: BlindedSoftmax, lambdas: Whole) -> Rows:
-    """Return y* = p exp(-delta), [B, classes] (Eq. 24).
-
-    Raises `moretta.errors.PeerError` for an answer of another shape, or that leaves nothing above 0.
-    """
+    """Return y* = p exp(-delta), [B, classes] (Eq. 24). Raises PeerError for another shape, or no value above 0."""
     if blinded.totals.shape[:2] != lambdas.shape:
         raise PeerError(f"expected an answer for {list(lambdas.shape)}, got {list(blinded.totals.shape[:2])}")
     left = from_words(blinded.totals) - lambdas * from_words(blinded.rests)  # multiples of 2^-(2 FRACTION)
@@ -103,7 +100,7 @@ def from_differences(words: Array) -> Rows | None:
     """Return numbers in proportion to exp(y^) of each row, [B, classes], without any lambda; None for two classes.
 
     In units of exp(y^_i), with t = mu_il - mu_ik and d = mu_ki - mu_kl, e_k = (1 - t) / (1 + d), and e_j = e_k + mu_ij
-    - mu_ik. Nothing cancels if e_i is the largest and e_l the least, so that is done twice.
+    - mu_ik. Nothing cancels if e_i is the largest and e_l the least, so this runs twice.
     """
     classes = words.shape[1]
     if classes < 3:
@@ -125,7 +122,7 @@ def _relative(mu: Sequence[Whole], order: Sequence[int]) -> list[int]:
 
 
 def from_one_row(z: Rows, y: Rows, rests: Array) -> Rows:
-    """Return the true softmax, [B, classes], from y* and R_i of each row alone. z: y^ up to a constant a row.
+    """Return the true softmax, [B, classes], from y* and R_i of each row alone. z: y^ up to a constant per row.
 
     With q_j = p_j exp(-z_j) and b_i = R_i y*_i exp(-z_i), b_i is the sum of all q but q_i.
     """

@@ -21,7 +21,7 @@ def build(protocol: PBPFL, setting: Setting) -> Roles:
     secure = setting.secure_aggregation
     plan = ScalePlan.of(setting.model, (setting.example(),))
     positions = positions_of(silo.y for silo in setting.silos)
-    shown = setting.spec.run.insecure_secret_seed is not None  # of tests and audits, with no secret to hide
+    shown = setting.spec.run.insecure_secret_seed is not None  # in tests and audits, without secrets
     plain = protocol.variant == "probabilities" and not protocol.label_smoothing
     refuse_dense(plan.head, protocol.loss, positions, shown=shown and plain)
     agreed = enrolment_of(setting, secure.scheme, None, setting.columns, ask_scales=True, sends_model=True)

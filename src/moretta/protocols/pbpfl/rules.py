@@ -25,7 +25,7 @@ def tensors_of(call: Call) -> list[Tensor]:
 
 
 def opaque(solver: Solver, call: Call) -> Known:
-    """Take and return scale 1 and fixed channels: right for every deterministic function."""
+    """Take and return scale 1 and fixed channels: correct for every deterministic function."""
     for tensor in tensors_of(call):
         value = solver.value(tensor)
         if isinstance(value, View):
@@ -173,7 +173,7 @@ def divide(solver: Solver, call: Call) -> Known:
 
 
 def reduce(solver: Solver, call: Call) -> Known:
-    """Mean, sum, deviation, largest, smallest: one scale for all that is reduced; the rest of the axes pass."""
+    """Mean, sum, deviation, largest, smallest: one scale for all reduced entries; the other axes pass."""
     x = call.argument(0, "input")
     axes = call.argument(1, "dim", call.kwargs.get("axis"))
     if isinstance(axes, bool):  # x.std(unbiased)
@@ -367,13 +367,13 @@ _NOISE = [
 ]  # fmt: skip
 
 GATES = {"lstm": (0, 0, 1, 0), "gru": (0, 0, 1), "rnn_tanh": (1,), "rnn_relu": (1,)}
-"""Which gates carry the scale of a hidden channel; the others go through a sigmoid, which has scale 1."""
+"""The gates with the scale of a hidden channel; the others go through a sigmoid, which has scale 1."""
 
 SIGNED = frozenset({
     *COPIES, *_MOVEMENT, "linear", "addmm", "matmul", "add", "sub", "mul", "mean", "sum", "neg", "dropout",
     *GATES, *(f"{name}_cell" for name in GATES),
 })  # fmt: skip
-"""Functions whose rules are right for scales of -1 too: f(-x) = -f(x), or the rule sets scale 1 itself."""
+"""Functions whose rules also hold for scales of -1: f(-x) = -f(x), or the rule sets scale 1 itself."""
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_HOMOGENEOUS, passes),

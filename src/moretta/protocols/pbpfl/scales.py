@@ -6,7 +6,7 @@ function of the network is unchanged (`practical.md`, Eq. 7, 14 and 15, Lemmas 1
     W^ = P(R o W),    R_ij = s_i / s_j for a linear layer from channels j to channels i,
     grad L(W) = R o P^-1(grad L(W^)),
 
-with s = 1 on the model's inputs and on the head's outputs. The additive offset of the head is not here.
+with s = 1 on the model's inputs and on the head's outputs. `perturbation` adds the head's offset.
 
     graph     what the model calls
     rules, layers     what each call does to scales
@@ -52,7 +52,7 @@ Pairs = Iterable[tuple[str, Values]]
 
 @dataclass(frozen=True)
 class Forced:
-    """A tensor with some scale of 1, and why."""
+    """A tensor with some scale of 1, and the reason."""
 
     tensor: str
     because: str
@@ -78,7 +78,7 @@ class ScalePlan:
         aliases: Second names of tied parameters.
         free: The number of free scales.
         blocks: The sizes of the sets of channels that are permuted.
-        forced: The tensors with scale 1, and why.
+        forced: The tensors with scale 1, and the reasons.
         head: The last layer.
         signs: Places of the free scales that are 1 or -1.
     """
@@ -91,17 +91,17 @@ class ScalePlan:
     forced: tuple[Forced, ...]
     head: Head
     signs: tuple[int, ...] = ()
-    # A cache, the only thing here that changes, and no part of the value; `replace` gives the new plan an empty one.
+    # A cache, the only part that changes, and no part of the value; `replace` gives the new plan an empty one.
     _vectors: dict[tuple[str, ...], Pattern] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def of(cls, model: nn.Module, example_inputs: Sequence[Tensor]) -> ScalePlan:
         """Trace a copy of the model in float64, solve its scales and check the result numerically.
 
-        `example_inputs`: the model's arguments, each with the batch as axis 0.
-        Raises UnsupportedModel, naming the layer or the line and a remedy, for a model that reads data, differs between
-        training and evaluation, or mixes rows outside batch normalisation. Models without a linear layer at the end, or
-        whose features always add up to 0, are refused too.
+        `example_inputs`: the model's arguments, each with the batch as axis 0. Raises UnsupportedModel, naming the
+        layer or line and a remedy, for a model that reads data, differs between training and evaluation, or mixes rows
+        outside batch normalisation. It also refuses models without a linear layer at the end, or whose features always
+        add up to 0.
         """
         check_traceable(model)
         with selfcheck.double_precision():
@@ -118,7 +118,7 @@ class ScalePlan:
         still = replace(plan, blocks=(), parameters=_still(plan.parameters), buffers=_still(plan.buffers))
         for candidate in (plan, still):
             ways = [turned for turned in solved.ways if selfcheck.agrees(candidate, clone, inputs, turned)]
-            # Of the other ways some may be none that rows lead to; a silo is not let go on those that disagree.
+            # No rows may lead to some of the other ways; a silo may not take one that disagrees.
             if ways[:1] == [frozenset()] and (len(ways) == len(solved.ways) or candidate is still):
                 answers = frozenset[tuple[bool, ...]]().union(*(solved.ways[turned] for turned in ways))
                 return replace(candidate, head=replace(solved.head, answers=answers - {()}))
@@ -165,8 +165,8 @@ class ScalePlan:
     ) -> dict[str, Values]:
         """Return gradients of the true parameters from those of the noisy ones: un-permuted, times R, in float64.
 
-        tensors: by name, or in pairs with their names, each of which is freed before the next is asked for.
-        into: arrays by name that the results are written to; None makes new ones.
+        tensors: by name, or in pairs with their names, each freed before the next is read. into: arrays by name for the
+        results; None makes new ones.
         """
         back, factors = patterns.orders(np.argsort(self._moved(key))), patterns.factors(key.scales)
         return self._each(tensors, lambda pattern, array: pattern.recover(array, factors, back), into=into)
@@ -183,9 +183,9 @@ class ScalePlan:
         keep_dtype: bool = False,
         into: Mapping[str, Array] | None = None,
     ) -> dict[str, Values]:
-        """Return each tensor transformed, in their order, in new memory or `into` given arrays.
+        """Return each tensor transformed, in their order, in new memory or in the arrays `into`.
 
-        Vectors of one dtype are joined end to end: there are many small ones, and for each alone calls dominate.
+        Vectors of one dtype are joined end to end: calls dominate for many small ones.
         """
         names, values = [], dict[str, Values]()
 
@@ -200,7 +200,7 @@ class ScalePlan:
             names.append(name)
             pattern, array = self._pattern(name), _array(value)
             if array.ndim == 1 and array.size and array.dtype.kind == "f":
-                if array.shape != pattern.shape:  # end to end, two wrong lengths could add up to a right one
+                if array.shape != pattern.shape:  # end to end, two wrong lengths could add up to a correct one
                     raise ParameterError(f"`{name}`: expected the shape {pattern.shape}, got {array.shape}")
                 vectors[array.dtype][name] = value
             else:
@@ -231,7 +231,7 @@ class ScalePlan:
         return pattern
 
     def _moved(self, key: ScaleKey) -> Indices:
-        """Return for each moving channel the channel that takes its place; channels are counted block by block."""
+        """Return for each moving channel the channel that replaces it; channels are counted block by block."""
         if len(key.scales) != self.free or tuple(map(len, key.permutations)) != self.blocks:
             raise ParameterError("the key was drawn for another model")
         starts = np.cumsum([0, *self.blocks])
@@ -258,7 +258,7 @@ def _array(value: Tensor | Array) -> Array:
 
 
 def _like(value: Values, result: Array, keep_dtype: bool = False) -> Values:
-    """Return the result as an array or, as `value` is, a tensor on its device."""
+    """Return the result as an array, or as a tensor on the device of `value` if that is a tensor."""
     if not isinstance(value, Tensor):
         return result
     return torch.from_numpy(result).to(value.device, value.dtype if keep_dtype else None)
@@ -275,7 +275,7 @@ class _Solved:
 
 
 def _solved(clone: nn.Module, inputs: Sequence[Tensor]) -> _Solved:
-    """Trace the model and solve its scales; the memory that this took, many times the model's, is freed on return.
+    """Trace the model and solve its scales; the memory for it, many times the model's, is freed on return.
 
     Training may call other functions than evaluation (dropout, noise, statistics), and answers to questions about the
     inputs lead other ways: the equalities of all of these hold together.
@@ -285,11 +285,11 @@ def _solved(clone: nn.Module, inputs: Sequence[Tensor]) -> _Solved:
     def traced(training: bool, turned: frozenset[int] = frozenset()) -> Trace:
         try:
             return record(clone, inputs, training=training, turned=turned)
-        finally:  # running statistics as they were
+        finally:  # restore running statistics
             for buffer, value in zip(clone.buffers(), before, strict=True):
                 buffer.copy_(value)
 
-    training, evaluation = traced(True).outline, traced(False)  # results of one trace at a time are held
+    training, evaluation = traced(True).outline, traced(False)  # one trace's results are in memory at a time
     if training.kind is not type(evaluation.output):
         raise UnsupportedModel(
             f"in training the model returns {training.kind.__name__} and in evaluation "
@@ -308,13 +308,13 @@ def _solved(clone: nn.Module, inputs: Sequence[Tensor]) -> _Solved:
         try:
             both = [(mode, turned, traced(mode, turned).outline) for mode in (True, False)]
         except UnsupportedModel:
-            continue  # no batch has these answers, or the silo that has is told
+            continue  # no batch has these answers, or its silo gets an error
         ways[turned], others = frozenset(outline.answers for _, _, outline in both), others + both
     for mode, turned, outline in others:
         if outline.calls != seen.calls:
             _solve(solver, clone, inputs, traced(mode, turned))
     for ids in (solver.stored[head.weight].out, solver.stored[head.weight].into):
-        if ids is not None:  # alpha = sum h would change from round to round, which tells silos the offset
+        if ids is not None:  # alpha = sum h would change from round to round, which reveals the offset to silos
             solver.scales.force_signs(ids.scale, "signs of the head's inputs would show its offset")
     return _Solved(solver, head, history, ways)
 
@@ -322,7 +322,7 @@ def _solved(clone: nn.Module, inputs: Sequence[Tensor]) -> _Solved:
 def _solve(solver: Solver, model: nn.Module, inputs: Sequence[Tensor], trace: Trace) -> list[tuple[Ids | None, ...]]:
     """State the equalities of every call of a trace, in order, and those of its output; return the results' ids."""
     solver.values = {id(tensor): constant(tensor.shape) for tensor in inputs}
-    # What is frozen is known to silos, or comes to be as an average over rounds: it has scale 1 and stays in its place.
+    # Silos know frozen tensors, or can average them over rounds: they have scale 1 and stay in their places.
     floats = [
         (n, parameter)
         for n, parameter in model.named_parameters()
@@ -353,7 +353,7 @@ def _follow(solver: Solver, call: Call) -> list[Ids | View]:
             solver.unsigned(tensor)
     result = None
     if call.name in LAYERS and (call.args or not arguments) and all(tensor.numel() for tensor in arguments):
-        # A rule is of the usual ways to call a function. What it stated before it met another makes less free.
+        # A rule covers the usual ways to call a function. What it stated before another way frees less.
         with suppress(*FAILURES):
             result = LAYERS[call.name](solver, call)
     if result is None:
@@ -419,7 +419,7 @@ def _free_roots(solver: Solver) -> dict[int, int]:
 def _why(solver: Solver, stored: Stored, follows: set[int], signs: Sequence[int]) -> str:
     """Return why some scale of a tensor is 1 or a sign, in words; empty if none is.
 
-    The scale 1 of the model's inputs and outputs is left out, unless nothing else of the tensor is scaled. follows: the
+    The scale 1 of the model's inputs and outputs is omitted, unless nothing else of the tensor is scaled. follows: the
     free scales in the tensor's pattern.
     """
     if stored.out is None or stored.into is None:
@@ -439,7 +439,7 @@ def _still(patterns_by_name: Mapping[str, Pattern]) -> dict[str, Pattern]:
 
 
 def _predicted(scales: SignedUnion, number: dict[int, int], ids: Ids, key: ScaleKey) -> Tensor:
-    """Return the factor of a key on a tensor, broadcastable to it; 1 where any would do."""
+    """Return the factor of a key on a tensor, broadcastable to it; 1 where any fits."""
     stored = Stored(ids.scale.shape, ids)
     pattern = Pattern(tuple(stored.shape), patterns.follows(stored, scales, number))
     return torch.from_numpy(pattern.multiplier(patterns.factors(key.scales)))

@@ -20,7 +20,7 @@ from moretta.protocols.pbpfl.terms import alpha_size, least_alpha
 from moretta.secure_aggregation.keystream import Keystream, SecretRoot
 
 ROWS = 4
-TRIAL = SecretRoot.insecure(1, "trial")  # nothing to hide: of keys that are tried here and used nowhere
+TRIAL = SecretRoot.insecure(1, "trial")  # no secret: its keys are tried here and used nowhere
 FORWARD, BACKWARD = 1e-9, 1e-7
 """Bars for the relative error in float64: rounding stays far below them, a wrong rule far above."""
 
@@ -45,7 +45,7 @@ class _Head(Protocol):  # `moretta.protocols.pbpfl.head.Head`, whose module call
 @contextmanager
 def double_precision() -> Iterator[None]:
     """Let tensors that the model itself makes be float64 too, in one thread at a time."""
-    with _DEFAULT_DTYPE:  # the process has one: two threads that cross would leave float64 behind
+    with _DEFAULT_DTYPE:  # a process has one default: two threads that cross would leave float64 behind
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:
@@ -57,8 +57,8 @@ def double_precision() -> Iterator[None]:
 def stand_in(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """Return a float64 copy of the model with noise on its trained parameters, and at least four distinct input rows.
 
-    The noise is needed because some parameters start at 0 or 1, which would hide a wrong rule. Raises UnsupportedModel
-    if the inputs have no common batch axis.
+    Without noise, parameters that start at 0 or 1 would hide a wrong rule. Raises UnsupportedModel if the inputs have
+    no common batch axis.
     """
     if len({tuple(tensor.shape[:1]) for tensor in inputs}) != 1 or inputs[0].dim() == 0:
         raise UnsupportedModel("expected one example input or more, each with the batch as axis 0")
@@ -73,10 +73,10 @@ def stand_in(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[nn.Module, tup
 
 
 def _rows(tensor: Tensor, generator: torch.Generator) -> Tensor:
-    """Return at least four rows: those given if they are as many, else with their signs and zeros; never constant ones.
+    """Return at least four rows, never constant ones: four or more given rows, else these with their signs and zeros.
 
-    Batch normalisation over fewer rows is too ill-conditioned to compare gradients. Four that were given may be arrays
-    packed, of which a mask's numbers and lengths would be none if they were multiplied.
+    Batch normalisation over fewer rows is too ill-conditioned to compare gradients. Four given rows stay as they are:
+    they may be packed arrays, whose mask numbers and lengths a factor would break.
     """
     repeats = -(-ROWS // max(len(tensor), 1))
     rows = torch.cat([tensor.roll(turn, tensor.dim() - 1) for turn in range(repeats)])
@@ -94,7 +94,7 @@ def refuse_non_finite(model: nn.Module, inputs: Sequence[Tensor], trace: Trace) 
     if not isinstance(trace.output, Tensor) or bool(trace.output.isfinite().all()):
         return
     calls = record(model, inputs, keep=True).calls
-    # Minus infinity may be meant, as in a mask.
+    # Minus infinity may be intended, as in a mask.
     results = ((call.place, copy) for call in calls for copy in call.copies if copy.is_floating_point())
     place = next((place for place, copy in results if (copy.isnan() | copy.isposinf()).any()), "the model")
     raise UnsupportedModel(
@@ -103,7 +103,7 @@ def refuse_non_finite(model: nn.Module, inputs: Sequence[Tensor], trace: Trace) 
 
 
 def refuse_unsteady(model: nn.Module, inputs: Sequence[Tensor], before: Trace) -> None:
-    """Raise UnsupportedModel if the model's output in evaluation is not what it was: none could be compared with it."""
+    """Raise UnsupportedModel if the model's output in evaluation differs from an earlier one."""
     with torch.random.fork_rng(devices=[]), torch.no_grad(), CastsToDouble():
         torch.manual_seed(1)
         again = model.eval()(*inputs)
@@ -118,14 +118,14 @@ def refuse_unsteady(model: nn.Module, inputs: Sequence[Tensor], before: Trace) -
 def refuse_mixed_rows(model: nn.Module, inputs: Sequence[Tensor], together: Trace) -> None:
     """Raise UnsupportedModel, naming the layer, if a row's output in evaluation depends on the other rows."""
     if any(isinstance(layer, _NormBase) and layer.running_mean is None for layer in model.modules()):
-        return  # a batch normalisation without running statistics is meant to
+        return  # a batch normalisation without running statistics depends on other rows
     first = [tensor[:1] for tensor in inputs]
     same = close(record(model, first).output, together.output[:1], FORWARD)
     if same and together.answers:  # a question about all rows may have the same answer for one of them
         others = [
             torch.cat([rows[:1], -rows[1:] if rows.is_floating_point() else rows[1:].flip(-1)]) for rows in inputs
         ]
-        with suppress(UnsupportedModel):  # of token ids, say, whose negatives are none
+        with suppress(UnsupportedModel):  # such as negative token ids
             same, inputs = close(record(model, others).output[:1], together.output[:1], FORWARD), others
     if same:
         return
@@ -149,7 +149,7 @@ def close(computed: Tensor, expected: Tensor, bar: float) -> bool:
         return False
     if not expected.numel():
         return True
-    # Masks of minus infinity agree when they are the same; their differences are no numbers.
+    # Equal masks of minus infinity agree; their differences are NaN.
     error = (computed.double() - expected.double()).abs().masked_fill(computed == expected, 0.0)
     size = expected.double().abs().masked_fill(~expected.isfinite(), 0.0)
     return bool(error.max() <= bar * max(float(size.max()), 1e-300))
@@ -169,10 +169,7 @@ def refuse_vanishing_alpha(plan: _Plan, head: _Head, model: nn.Module, inputs: S
 
 
 def agrees(plan: _Plan, model: nn.Module, inputs: Sequence[Tensor], turned: frozenset[int] = frozenset()) -> bool:
-    """Whether a random key leaves the model's outputs, gradients and buffers unchanged.
-
-    turned: answers of each run of the model (`moretta.protocols.pbpfl.graph.YesOrNo`).
-    """
+    """Whether a random key leaves outputs, gradients and buffers unchanged. turned: see `graph.YesOrNo`."""
     asked = YesOrNo(turned)
     hook = model.register_forward_pre_hook(lambda *_: asked.answers.clear())
     try:
@@ -201,7 +198,7 @@ def _agrees(plan: _Plan, model: nn.Module, inputs: Sequence[Tensor]) -> bool:
         )
     noisy, noisy_buffers = _train_step(model, plan.perturb(parameters, key), plan.perturb(buffers, key), inputs)
     whole = max((float(gradient.norm()) for gradient in true.values()), default=0.0)
-    # Each noisy gradient is freed before the next is recovered: of a large model all of them are much memory.
+    # Each noisy gradient is freed before the next is recovered: for a large model they take much memory.
     recovered = plan.recover(((name, noisy.pop(name)) for name in list(noisy)), key)
     errors = [float((recovered[name] - gradient).norm()) for name, gradient in true.items()]
     sizes = [float(gradient.norm()) + 1e-3 * whole for gradient in true.values()]
@@ -222,7 +219,7 @@ def _train_step(
     after = {name: tensor.clone() for name, tensor in buffers.items()}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        # Until the gradient is there: what is checkpointed runs once more on the way back.
+        # Until the backward pass ends: checkpointed layers run again in it.
         with _reparametrize_module(model.train(), {**parameters, **leaves, **after}, tie_weights=True):
             outputs = model(*inputs)
             weights = torch.linspace(-1.0, 1.0, outputs.numel(), dtype=outputs.dtype).reshape(outputs.shape)

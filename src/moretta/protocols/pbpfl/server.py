@@ -30,7 +30,7 @@ from moretta.secure_aggregation.keystream import Keystream, SecretRoot, digest_o
 from moretta.secure_aggregation.sums import query_of, spent_of
 
 SYNTHETIC_ROWS = 256
-SYNTHETIC_NUMBERS = 1 << 15  # of inputs that go through the model at a time, at least of 8 rows
+SYNTHETIC_NUMBERS = 1 << 15  # inputs per pass through the model, at least 8 rows
 LEAST_ROWS = 8
 
 
@@ -70,10 +70,10 @@ def largest_rho(model: nn.Module, plan: ScalePlan, loss: str, sizes: Sizes, erro
 class Server:
     """Holds the true model; the silos see it perturbed by a fresh key every round.
 
-    The model is held, stepped and kept in checkpoints in float64 (with scales of powers of two in the run's dtype):
-    `Perturbation.perturb` says why. It is sent to silos and released in the run's dtype. The setting's limit is the
-    largest |value| of an uploaded entry of the noisy loss's gradient; those of the corrections are rms(alpha) and
-    rms(alpha)^2 times it. plan: the scales of the model.
+    The model is held, stepped and kept in checkpoints in float64 (with scales of powers of two in the run's dtype);
+    `Perturbation.perturb` explains why. Silos receive it, and it is released, in the run's dtype. The setting's limit
+    is the largest |value| of an uploaded entry of the noisy loss's gradient; those of the corrections are rms(alpha)
+    and rms(alpha)^2 times it. plan: the scales of the model.
     """
 
     def __init__(self, params: PBPFL, setting: Setting, plan: ScalePlan, enrolment: Enrolment) -> None:
@@ -88,8 +88,8 @@ class Server:
         self._enrolment, self.setup, self._root = enrolment, enrolment.setup, setting.root("server")
         self._limit, self._sample_shape = setting.secure_aggregation.largest, setting.row_shape
         self._layout = setting.layout
-        self._sizes: Sizes | None = None  # of the last round; none before the first
-        self._so_far = {"alpha": RunningMedian(), "outputs": RunningMedian()}  # which bound the next sizes
+        self._sizes: Sizes | None = None  # of the last round; None before the first
+        self._so_far = {"alpha": RunningMedian(), "outputs": RunningMedian()}  # they bound the next sizes
         self._loss = float("inf")
 
     def round(self, now: Stamp) -> Exchange[Report | Aborted]:
@@ -130,11 +130,11 @@ class Server:
         figures = {"rows": float(total.weight), "rho": rho, **clipped}
         figures["ring_step"] = self._perturbation.largest_step(total.steps, key) / density
         if self._params.variant == "paper" and (self._params.class_weights or self._params.exchange == "ratios"):
-            # The loss is -u . y + U log sum exp(y) by row. U, the row's class weight, would give its label away; behind
-            # blinded ratios there is no y.
+            # The loss is -u . y + U log sum exp(y) by row. U, the row's class weight, would reveal its label; blinded
+            # ratios show no y.
             return Report(figures, left_out)
         log_normaliser = 0.0
-        if exchanged:  # only silos that are in the sum count: some may have been lost since the exchange
+        if exchanged:  # only silos in the sum count: some may have been lost since the exchange
             each = [exchanged.true[silo].log_normaliser for silo in total.silos]
             log_normaliser = float(np.concatenate(each).mean())
         self._loss = self._perturbation.true_loss(total.means, key, log_normaliser) / density
@@ -145,7 +145,7 @@ class Server:
         return self._drawn(now)[-1]
 
     def _drawn(self, now: Stamp) -> tuple[Sizes, float, Key]:
-        """Return sizes, |alpha r| / |y| (the setting, or less if float32 could not recover from it) and the key."""
+        """Return sizes, |alpha r| / |y| (the setting's, or less for recovery in float32) and the key."""
         sizes, rho = self._sizes or self._synthetic_sizes(now), self._params.rho
         if self._dtype != torch.float64:
             loss = self._loss if np.isfinite(self._loss) else 0.0
@@ -159,7 +159,7 @@ class Server:
         """Return the keystream of a silo's deltas. Answers to different predictions never share deltas.
 
         The same predictions in one take get the same answer in every attempt, as a silo is answered once in a take.
-        Ratios have other blinds in each attempt, so there alpha alone says whether they are the same.
+        Ratios have new blinds in each attempt, so for them equal alphas decide.
         """
         seen = {"z": predictions.z} if isinstance(predictions, Predictions) else {}
         predicted = digest_of({**seen, "alpha": predictions.alpha})
@@ -170,7 +170,7 @@ class Server:
     ) -> Exchange[Exchanged | Aborted]:
         """Collect noisy predictions and answer with the softmax of the true ones, which a silo cannot form.
 
-        Of blinded ratios the server forms none; how large outputs are is then what the model says of synthetic inputs.
+        From blinded ratios the server forms none; the sizes of outputs are then the model's on synthetic inputs.
         """
         blinded, outputs, now = self._params.exchange == "ratios", len(key.parts), ask.stamp
 
@@ -283,7 +283,7 @@ class Server:
         if frozen := [parameter for parameter in self._model.parameters() if not parameter.requires_grad]:
             facts["frozen"] = float(len(frozen))
         if self._params.exchange == "ratios":
-            facts["outputs"] = float(len(key.parts))  # two are hidden by what more are not
+            facts["outputs"] = float(len(key.parts))  # two are hidden where more are not
         released = self._perturbation.perturb(self._tensors, key, self._dtype)
         outcome = Outcome(
             parameters=modules.arrays(self._model, self._dtype),

@@ -1,23 +1,23 @@
-"""The sizes from which the next key's offset and the ring's steps follow, and how little one silo can change them.
+"""The sizes behind the next key's offset and the ring's steps, and how little one silo can change them.
 
-Under cross-entropy each silo sends alpha and its outputs in the clear, and everybody's next offset and ring step follow
-from how large they are. One silo that sends alpha = 1e6 would coarsen everybody's step by as much. So the median over
-silos of each figure's rms is taken. With an even number of silos the figure of the round before counts as one more, so
-that of two silos neither decides. Fewer than half of the silos cannot move it out of the others' range.
+Under cross-entropy each silo sends alpha and its outputs in the clear, and all silos' next offset and ring step follow
+from their size. One silo that sends alpha = 1e6 would coarsen all steps by as much. So the median over silos of each
+figure's rms is taken. With an even number of silos the previous round's figure counts as one more, so that of two silos
+neither decides. Fewer than half of the silos cannot move it out of the others' range.
 
-Under the squared error the figure comes out of the secure sum, where one silo can make it anything. In both cases it is
-taken between 1/16 and 16 times its running median (`moretta.protocols.common.clipping.RunningMedian`). As
-alpha = sum_j s_j h_j with scales s_j from 1/2 to 2 drawn anew each round, the key alone changes it by up to 4 between
-rounds (where h has one sign, as after ReLU). As much again is left for another batch and a step.
+Under the squared error the figure is a result of the secure sum, where one silo can set any value. In both cases it is
+clamped to 1/16 to 16 times its running median (`moretta.protocols.common.clipping.RunningMedian`). As alpha = sum_j s_j
+h_j with scales s_j from 1/2 to 2 drawn anew each round, the key alone changes it by up to 4 between rounds (where h has
+one sign, as after ReLU). As much again is left for another batch and a step.
 
-A silo whose own figure is above 2^10 times the median, or positive and below 2^-20 times it, is named and sits the
-round out. The lower bound is wider because a small figure harms nobody, and an honest alpha can be small by chance. It
-is a sum of terms of either sign, and for a batch of one row it is below 2^-20 of its rms once in a million rows. Alpha
-is 0 for a batch whose ReLUs are all 0; that says nothing of a size, and is left out of the median.
+A silo whose own figure is above 2^10 times the median, or positive and below 2^-20 times it, is named and misses the
+round. The lower bound is wider because a small figure harms nobody, and an honest alpha can be small by chance. It is a
+sum of terms of either sign, and for a batch of one row it is below 2^-20 of its rms once in a million rows. Alpha is 0
+for a batch whose ReLUs are all 0; the median omits it, as it shows no size.
 
-Behind a normalisation that has no weights yet to speak of, the head's inputs h add up to 0 but for rounding. An offset
-in proportion to 1 / alpha would then have no bound, so on synthetic inputs alpha counts as no less than a thousandth of
-sqrt(H) rms(h), what it is for H inputs of either sign (`terms.least_alpha`).
+Behind a normalisation whose weights are still tiny, the head's inputs h add up to 0 but for rounding. An offset in
+proportion to 1 / alpha would then have no bound, so on synthetic inputs alpha counts as no less than a thousandth of
+sqrt(H) rms(h), its size for H inputs of either sign (`terms.least_alpha`).
 """
 
 import math
@@ -31,8 +31,8 @@ from moretta.contract.roles import Missing, Reason
 from moretta.protocols.common.clipping import RunningMedian
 from moretta.protocols.pbpfl.softmax import TrueSoftmax
 
-APART = 16.0  # from the running median, up or down
-MOST, LEAST = 2.0**10, 2.0**-20  # of the median over silos
+APART = 16.0  # times the running median, up or down
+MOST, LEAST = 2.0**10, 2.0**-20  # times the median over silos
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def outliers(reported: Mapping[str, Sizes], median: Sizes) -> dict[str, Missing]
 
 
 def within(measured: Sizes, before: Mapping[str, RunningMedian]) -> Sizes:
-    """Return the sizes of a round within bounds, and note them. A figure of 0 is the running median, or 1."""
+    """Return the sizes of a round within bounds, and record them. A figure of 0 is the running median, or 1."""
     return Sizes(_within(before["alpha"], measured.alpha), _within(before["outputs"], measured.outputs))
 
 

@@ -1,12 +1,12 @@
 """The server's side of the exchange under cross-entropy: the softmax of the true outputs, from the noisy ones.
 
 A silo checks the answer (`check_answer`). Its gradient is a sum over its rows, each weighted by its row of the answer,
-and the server reads the sum over silos. A row that is answered with 2^20 outweighs all others of all silos, and the sum
-is that row's features to 1e-5. No honest answer can do that: p is a softmax, and delta and xi are bounded.
+and the server reads the sum over silos. A row answered with 2^20 outweighs all others of all silos, and the sum is that
+row's features to 1e-5. No honest answer can do that: p is a softmax, and delta and xi are bounded.
 
 Who learns what: the server learns each sample's alpha and true outputs up to a constant, hence its softmax. A silo
-learns p itself in the cheaper form. In the paper's form it learns p too. A row's sum_i p_i = 1 is one linear equation
-in the m secrets xi_s, so a batch of m rows gives them, and with them p, even though delta differs from row to row.
+learns p in both forms. The cheaper form sends it. In the paper's form a row's sum_i p_i = 1 is one linear equation in
+the m secrets xi_s, so a batch of m rows gives them, and with them p, even though delta differs from row to row.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from moretta.secure_aggregation.keystream import Keystream
 
 Rows = NDArray[np.float64]
 
-ROUNDING = 1e-5  # by which a softmax may miss the sum 1, whatever precision it was formed in
+ROUNDING = 1e-5  # by which the sum of a softmax of any precision may miss 1
 LARGEST_K = 2.0 * np.expm1(1.0)  # |1 - exp(delta)| is at most e - 1, |xi| at least 1/2
 
 
@@ -31,7 +31,7 @@ LARGEST_K = 2.0 * np.expm1(1.0)  # |1 - exp(delta)| is at most e - 1, |xi| at le
 class TrueSoftmax:
     """The server's view of one silo's batch.
 
-    p: [B, outputs]; y: the true outputs up to a constant a row, [B, outputs]; alpha: [B]. log_normaliser: log sum_i
+    p: [B, outputs]; y: the true outputs up to a constant per row, [B, outputs]; alpha: [B]. log_normaliser: log sum_i
     exp(y_i), [B].
     """
 
@@ -80,7 +80,7 @@ def check_answer(softmax: Softmax, variant: str) -> None:
     if sums.min() < least * (1.0 - ROUNDING) or sums.max() > most * (1.0 + ROUNDING):
         raise PeerError(
             f"expected a softmax whose rows sum to {least:.6g} to {most:.6g}, got others: a row that weighs more "
-            "than the others is read out of the sum; nothing was sent"  # under "ratios" its sum tells of outputs
+            "than the others is read out of the sum; nothing was sent"  # under "ratios" its sum reveals outputs
         )
     if not np.abs(softmax.k).max(initial=0.0) <= LARGEST_K * (1.0 + ROUNDING):
         raise PeerError(f"expected k of at most 2 (e - 1) = {LARGEST_K:.6g} in size, got more; nothing was sent")

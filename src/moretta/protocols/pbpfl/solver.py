@@ -1,15 +1,15 @@
-"""Which scales and which permutations a model allows: two union-finds over the channels of its tensors.
+"""The scales and permutations that a model allows: two union-finds over the channels of its tensors.
 
 Every element of every tensor in the graph carries two whole numbers. Its *scale* is v for "multiplied by s_v", -v for
 "divided by s_v" and 0 for "scale 1". Its *channel* is c for "moves with channel c" and 0 for "stays in its place".
-Because they are plain integer tensors, any operation that only moves elements (reshape, permute, cat, chunk, a
-channel shuffle, ...) is followed exactly by running it on them. All other operations state equalities:
+Because they are plain integer tensors, any operation that only moves elements (reshape, permute, cat, chunk, a channel
+shuffle, ...) is followed exactly by running it on them. All other operations state equalities:
 
     log s_a = +- log s_b   and   channel a moves with channel b,
 
-kept in a signed union-find and an ordinary one. A sign conflict (s = 1/s) forces scale 1. Scales are positive, but for
-those made by `signs`, which are 1 or -1 and their own inverses. Only functions in `rules.SIGNED` pass these. The rules
-that state equalities are in `rules.py` and `layers.py`.
+kept in a signed union-find and an ordinary one. A sign conflict (s = 1/s) forces scale 1. Scales are positive, except
+those of `signs`, which are 1 or -1 and their own inverses. Only functions in `rules.SIGNED` pass these. `rules.py` and
+`layers.py` have the rules that state equalities.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ANY = 1 << 52
 """The number of an element that is zero by construction, such as padding: every scale and every channel fits it."""
 
 MOST_ELEMENTS = 1 << 18
-"""A parameter with more elements gets no scale of its own per element; linear layers and the like need none."""
+"""A parameter with more elements gets no scale per element; linear layers and the like need none."""
 
 OUTPUT = "the head's outputs are not scaled"
 
@@ -127,8 +127,8 @@ class SignedUnion:
 class Channels(SignedUnion):
     """Channels that move together, and the blocks of channels that may change places.
 
-    Every channel collects marks: the block it was made in and the tags put on it since. Two sets of channels that
-    move together may change places if their members have the same marks, one by one.
+    Every channel collects marks: its block and its later tags. Two sets of channels that move together may change
+    places if their members have the same marks, one by one.
     """
 
     def __init__(self) -> None:
@@ -157,14 +157,14 @@ class Channels(SignedUnion):
         return tuple(self._marks[channel])
 
     def blocks(self) -> list[list[int]]:
-        """Return the roots that may change places, block by block; blocks of one are left out."""
+        """Return the roots that may change places, block by block, without blocks of one."""
         members: defaultdict[int, list[tuple[tuple[int, int], ...]]] = defaultdict(list)
         for channel in range(1, len(self) + 1):
             if root := self.value(channel):
                 members[root].append(self.marks(channel))
         blocks: defaultdict[tuple[tuple[tuple[int, int], ...], ...], list[int]] = defaultdict(list)
         for root, seen in members.items():
-            # Two members that nothing tells apart (x + shuffle(x)) could be confused with each other: they stay.
+            # Two indistinguishable members (x + shuffle(x)) could be confused with each other: they stay.
             if len(seen) == len(set(seen)):
                 blocks[tuple(sorted(seen))].append(root)
         return [block for block in blocks.values() if len(block) > 1]
@@ -194,7 +194,7 @@ class Ids:
         return Ids(self.scale, torch.zeros_like(self.channel))
 
     def along(self, axis: int, dimensions: int) -> Ids:
-        """Return one-dimensional ids along one axis of a tensor of so many dimensions, size 1 elsewhere."""
+        """Return one-dimensional ids along one axis of a tensor of `dimensions` axes, size 1 elsewhere."""
         shape = [1] * dimensions
         shape[axis] = -1
         return self.map(lambda numbers: numbers.reshape(shape))
@@ -217,8 +217,8 @@ class View:
 class Stored:
     """The scale of one parameter or buffer: R = (scale of `out`) * (scale of `into`), element by element.
 
-    For a linear layer `out` varies along the rows, `into` (1 / s_in) along the columns. None: not used so far.
-    because: why all of it has scale 1, where no scale's own reason says so. normed: each row's size is divided out.
+    For a linear layer `out` varies along the rows, `into` (1 / s_in) along the columns. None: not used yet. because:
+    why all of it has scale 1, if no scale's own reason explains it. normed: each row's size is divided out.
     """
 
     shape: torch.Size
@@ -243,7 +243,7 @@ class Solver:
         return Ids(self.scales.fresh(count), self.channels.fresh_blocks(count, blocks))
 
     def value(self, tensor: Tensor) -> Ids | View:
-        """Return the ids of a tensor; one that no rule has seen is a constant: scale 1, in its place."""
+        """Return the ids of a tensor; one unknown to all rules is a constant: scale 1, in its place."""
         return self.values.get(id(tensor), constant(tensor.shape))
 
     def ids(self, tensor: Tensor) -> Ids:
@@ -266,7 +266,7 @@ class Solver:
     def bind(self, view: View, out: Ids | None, into: Ids | None = None) -> None:
         """State that R of a parameter's view is s_out * s_into, both broadcastable to the view; None is scale 1.
 
-        A parameter that is used twice has one R: both uses are made equal, term by term.
+        A parameter with two uses has one R: both are made equal, term by term.
         """
         stored = self.stored[view.name]
         stored.out = self._place(view, stored.shape, stored.out, out)
@@ -296,7 +296,7 @@ class Solver:
     def merge(self, a: Ids, b: Ids, shape: Sequence[int]) -> Ids:
         """Return the ids of a sum of two tensors: scales are made equal, and channels move together.
 
-        One without channels holds the other's in place along the axes on which it has a size.
+        A tensor without channels pins the other's along the axes on which it has a size.
         """
         return Ids(self._equal(self.scales, a.scale, b.scale).expand(tuple(shape)), self.together(a, b, shape))
 
@@ -310,10 +310,7 @@ class Solver:
         return self._equal(self.channels, a.channel, b.channel).expand(tuple(shape))
 
     def hold(self, channels: Tensor, other: Sequence[int], shape: Sequence[int]) -> None:
-        """Let channels change places only where they meet the same element of a tensor of the shape `other`.
-
-        other: broadcastable to `shape`, as `channels` are.
-        """
+        """Let channels, broadcastable to `shape` like `other`, change places only at equal elements of `other`."""
         small = compress(channels.expand(tuple(shape)))
         index = torch.arange(prod(other)).reshape(tuple(other)).expand(tuple(shape))
         for axis, size in enumerate(small.shape):
@@ -337,7 +334,7 @@ class Solver:
         return any(self.channels.value(channel) for channel in names_in(channels))
 
     def scaled(self, ids: Ids) -> bool:
-        """Whether any element may still have another scale than 1."""
+        """Whether any element may still have a scale other than 1."""
         return any(self.scales.value(variable) for variable in names_in(ids.scale))
 
     def collapse(self, ids: Ids, keep: Sequence[int]) -> Ids:

@@ -12,8 +12,8 @@ targets, U their sum over outputs, and every scalar below a mean over D with its
 
     grad L = G - sum_s gamma_s sigma_s,   G: (U p - u) . y^,   sigma_s: (r_a . (U p - u))_s alpha.
 
-In the paper's form the server returns y* = p exp(-delta) and k = (1 - exp(delta)) / xi, so that p = y* - xi y~ with
-y~ = y* k. G and sigma are then formed from y*, and two corrections a part undo the difference:
+In the paper's form the server returns y* = p exp(-delta) and k = (1 - exp(delta)) / xi, so that p = y* - xi y~ with y~
+= y* k. G and sigma are then formed from y*, and two corrections per part undo the difference:
 
     grad L = G - sum_s gamma_s sigma_s + sum_s gamma_s xi_s beta_s - sum_s xi_s psi_s,
     beta_s: U (r_a . y~)_s alpha,   psi_s: U y~_s . y^_s.
@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-LEAST_ALPHA = 1e-3  # of what alpha is for H inputs of either sign, sqrt(H) rms(h)
+LEAST_ALPHA = 1e-3  # times sqrt(H) rms(h), alpha's size for H inputs of either sign
 
 
 def alpha_size(h: Tensor, *, bias: bool) -> float:
@@ -76,7 +76,7 @@ class NoisyHead:
     """A batch at the noisy head.
 
     `h`: [B, inputs]; `outputs`: y^, [B, outputs]; `weight`: the head's, [outputs, inputs]; `bias`: whether it has one;
-    `spread`: `selector`, [m, outputs]. `positions`: rows of h a sample, over which the squared error adds up.
+    `spread`: `selector`, [m, outputs]. `positions`: rows of h per sample, over which the squared error adds up.
     `residual`: whether something is added to the outputs (`moretta.protocols.pbpfl.head`).
     """
 
@@ -102,13 +102,10 @@ def selector(parts: Tensor, direction: Tensor) -> Tensor:
 
 
 def squared_error(at: NoisyHead, targets: Tensor, weights: Tensor | None = None) -> Terms:
-    """Return the terms of the mean of |y - t|^2 / 2.
+    """Return the terms of the mean of |y - t|^2 / 2. at: the batch. targets: [B, outputs].
 
-    Args:
-        at: The batch at the noisy head.
-        targets: [B, outputs].
-        weights: Of masks each position's, the same for all its outputs, [B, outputs]: e becomes w e in all terms, and
-            beta has w alpha^2 / 2.
+    weights: for masks each position's, the same for all its outputs, [B, outputs]: e becomes w e in all terms, and beta
+    has w alpha^2 / 2.
     """
     h, own, rows = at.h, at.alpha, len(at.h) // at.positions
     alpha, gaps = own, at.outputs - targets
@@ -137,8 +134,8 @@ def squared_error(at: NoisyHead, targets: Tensor, weights: Tensor | None = None)
 def cross_entropy(at: NoisyHead, u: Tensor, y: Tensor, k: Tensor, parts: Tensor) -> Terms:
     """Return the terms of the cross-entropy; every mean is over the B rows, and the server divides by D / B.
 
-    u: weighted targets, [B, outputs]; y, k: what the server returned (`messages.Softmax`), in the dtype of h;
-    parts: int64[outputs].
+    u: weighted targets, [B, outputs]; y, k: the server's answer (`messages.Softmax`), in the dtype of h; parts:
+    int64[outputs].
     """
     rows, m = len(at.h), len(at.spread)
     total = u.sum(dim=1, keepdim=True)  # U, [B, 1]

@@ -1,7 +1,7 @@
 """A silo's computations: a forward pass to the noisy head, and the gradients of the scalars there.
 
 All silos of a round receive the same weights. So in a small chain of linear layers and ReLUs the batches of several
-silos pass each layer in one product, and only the gradients of weights are one product for each silo.
+silos pass each layer in one product, and only the gradients of weights are one product per silo.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from moretta.protocols.pbpfl.messages import TrainOn
 from moretta.protocols.pbpfl.terms import NoisyHead, Terms
 
 Ends = tuple[Tensor, Tensor | None]
-"""Where the trunk ends: the head's inputs, and what is added to its outputs, as of `Head.run`."""
+"""The trunk's end: the head's inputs, and the addend of its outputs, as of `Head.run`."""
 
 
 class Trunk:
@@ -56,9 +56,8 @@ class Trunk:
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the head's input h, [B, inputs], and the outputs y^, [B, outputs] (`practical.md`, Eq. 9).
 
-        Of dense outputs each position is a row (`moretta.protocols.pbpfl.head`).
-
-        inputs: [B, ...]; of `dense_layers` perhaps those of several silos, [silos, B, ...], and so is what is returned.
+        Each position of dense outputs is a row (`moretta.protocols.pbpfl.head`). inputs: [B, ...]; for `dense_layers`
+        also several silos', [silos, B, ...], and likewise the results.
         """
         if self._dense is not None:
             return self._forward_dense(self._dense, inputs)
@@ -98,7 +97,7 @@ class Trunk:
             h, rest = way() if callable(way) else way
             some = slice(begin, begin + len(h))
             ways = [(h, cotangents), *([] if rest is None or beside is None else [(rest, beside)])]
-            ways = [(end, seeds) for end, seeds in ways if end.requires_grad]  # what is below may be frozen
+            ways = [(end, seeds) for end, seeds in ways if end.requires_grad]  # layers below may be frozen
             for number, before in enumerate(total):
                 if not ways:
                     gradients: Sequence[Tensor] = [torch.zeros_like(parameter) for parameter in parameters]
@@ -112,7 +111,7 @@ class Trunk:
         return dict(zip(self._parameters, zip(*total, strict=True), strict=True))
 
     # A chain of linear layers and ReLUs is differentiated by hand: all cotangents pass each layer in one product. Small
-    # networks for tables are bound by the cost of calls, not by arithmetic.
+    # networks for tables spend their time in calls, not arithmetic.
 
     @torch.no_grad()
     def _forward_dense(self, layers: Mapping[str, nn.Linear], inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,7 +144,7 @@ def dense_layers(model: nn.Module, head: str) -> dict[str, nn.Linear] | None:
     """Return the linear layers below the head, by name, if the model is just Linear, ReLU, Linear, .., Linear."""
     if type(model) is not nn.Sequential:
         return None
-    layers = list(model._modules.items())  # named_children() would leave out the second use of a layer
+    layers = list(model._modules.items())  # named_children() would omit the second use of a layer
     pairs = zip(layers[0:-1:2], layers[1:-1:2], strict=False)
     linears = [layer for _, layer in layers[::2]]
     if len(layers) % 2 == 0 or layers[-1][0] != head or len(set(linears)) != len(linears):
@@ -161,7 +160,7 @@ def dense_layers(model: nn.Module, head: str) -> dict[str, nn.Linear] | None:
 
 @dataclass(frozen=True)
 class Forwarded:
-    """A batch at the noisy head. trunk: holds the backward pass's inputs, of several silos if this one has a place."""
+    """A batch at the noisy head. trunk: has the backward pass's inputs, of several silos if this one has a place."""
 
     at: NoisyHead
     targets: Tensor
@@ -172,16 +171,14 @@ class Forwarded:
 
 @dataclass(frozen=True)
 class TermGradients:
-    """A silo's terms, and by name the gradients of the trunk's parameters along their cotangents: a tensor each, or
-    [scalars, *shape].
-    """
+    """A silo's terms; by name the trunk's gradients along the cotangents: a tensor each, or [scalars, *shape]."""
 
     terms: Terms
     trunk: Mapping[str, Tensor | Sequence[Tensor]]
 
 
 class NoisyModel:
-    """A model that takes the noisy weights of each round. given: never written to; a copy runs."""
+    """A model with the noisy weights of each round. given: never written to; a copy runs."""
 
     def __init__(self, model: nn.Module, head: Head, rows: SiloRows) -> None:
         self.given, self.head, self.passes, self._frozen = model, head, rows.passes, rows.frozen
