@@ -14,27 +14,27 @@ inside the row for the head H_i, which has the labels and the layers above. In t
 each participant predicts from its own columns and needs the labels.
 
     aggregator A                                participants
-      keys of everybody and of each group  <->    (`group_keys`, `moretta.secure_aggregation`)
+      keys of all and of each group        <->    (`group_keys`, `moretta.secure_aggregation`)
       rows of a row compared               <->    counts, and a digest of ids under the row's key
       Forward                              -->    P_ij: X_ij W1_ij, under the row's masks         (joint)
-      Join(their sum)                      -->    H_i: takes the masks off; z_i; Delta_i; its gradients
+      Join(their sum)                      -->    H_i: removes the masks; z_i; Delta_i; its gradients
       Backward(Delta_i, sealed)            -->    P_ij: X_ij' Delta_i
       Contribute, group by group           <->    n_l g_l, masked and blinded
-      Descend(the sum)                     -->    takes the blind off, clips; D <- D - alpha_k G / N
-      CatchUp(D and norms, sealed by one)  -->    anyone who missed some of it
+      Descend(the sum)                     -->    removes the blind, clips; D <- D - alpha_k G / N
+      CatchUp(D and norms, sealed by one)  -->    participants that missed some of it
 
-**Who learns what** stands in `claims`; in short: A learns who takes part, how many rows an upload is about, each
+**Who learns what**: `claims` has the list. In short, A learns who takes part, how many rows an upload is about, each
 group's rows where a round uses all of them, and statistics of standardised columns. With `blind` (the default) it reads
-no sum and holds nothing that a member could not be asked for, so a participant can play A, and another can take over.
-Every member of a group learns its layers' D. D alone predicts as well as confined models do, or better. H_i learns z_i,
-and with D of all columns the row's raw features. P_ij learns Delta_i, whose rows cluster by label. Of two participants
-that share a layer, or a row, each learns the other's part. One leaked w_l(k) gives all of that participant's iterates.
-Where scores on rows held back are asked for, the participants read the sum of all, or A does without blind.
+no sum and holds nothing that members lack, so a participant can take the role of A, and another can replace it. Every
+member of a group learns its layers' D. D alone predicts as well as confined models do, or better. H_i learns z_i, and
+with D of all columns the row's raw features. P_ij learns Delta_i, whose rows cluster by label. Of two participants that
+share a layer, or a row, each learns the other's part. One leaked w_l(k) reveals all of that participant's iterates.
+Where scores on held-out rows are requested, the participants read the sum of all, or A does without blind.
 ``docs/cgd-leaks.md`` has figures.
 
-**An A that follows no protocol** and colludes with one participant gets no key of a group that this one is not in
-(`group_keys`), and no two z of one take, whose difference would be raw features (`client.Takes`). That needs a roster,
-and a grid that all were sent alike. A may still keep sums back, send noise, and with a member's help a D of its choice.
+**A malicious A** that colludes with one participant gets no key of a group without this one (`group_keys`), and no two
+z of one take, whose difference would be raw features (`client.Takes`). That needs a roster, and the same grid at all
+participants. A may still keep sums back, send noise, and with a member's help a D of its choice.
 
 Differs from the paper:
 

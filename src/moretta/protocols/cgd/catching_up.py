@@ -1,4 +1,4 @@
-"""The steps of groups' members: which members missed one, and how they take D from the others."""
+"""The steps of groups' members: which members missed one, and how they get D from the others."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -18,13 +18,13 @@ class CatchingUp:
 
     def __init__(self, groups: Mapping[str, Group]) -> None:
         self._groups = groups
-        self._behind: dict[str, set[str]] = {}  # by group, who has not stepped by its last sum
-        self._last = dict.fromkeys(groups, 0)  # by group, the last round by whose sum any member says it stepped
+        self._behind: dict[str, set[str]] = {}  # by group, the members without the step of its last sum
+        self._last = dict.fromkeys(groups, 0)  # by group, the last round whose step a member reported
         self._summed = dict.fromkeys(groups, 0)  # by group, the round of its last sum
 
     @property
     def late(self) -> set[str]:
-        """The participants that have missed a sum of any group and have not caught up."""
+        """The participants that missed a sum of a group and have not caught up."""
         return set[str]().union(*self._behind.values())
 
     def up_to_date(self, group: str, members: Sequence[str]) -> list[str]:
@@ -32,12 +32,12 @@ class CatchingUp:
         return [member for member in members if member not in self._behind[group]]
 
     def stepped(self, group: str, number: int, asked: Sequence[str], stepped: Iterable[str]) -> None:
-        """Note that a group's sum of a round was sent, and which recipients have stepped."""
+        """Record that a group's sum of a round was sent, and the recipients that have stepped."""
         self._summed[group] = self._last[group] = number
         self._behind[group] |= set(asked) - set(stepped)
 
     def locate(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
-        """Ask all how many rounds' sums they have stepped by; those behind take D from the others.
+        """Ask all how many rounds' sums they have stepped by; those behind get D from the others.
 
         Raises `moretta.errors.RunFailed` if all that have stepped by a group's last sum are missing.
         """
@@ -58,7 +58,7 @@ class CatchingUp:
         return None
 
     def look_again(self, now: Stamp, cohort: Sequence[str]) -> Exchange[None]:
-        """Ask those behind for their step: perhaps only an answer was lost, and nobody takes D twice."""
+        """Ask those behind for their step: perhaps only an answer was lost, and no member takes D twice."""
         late = [name for name in cohort if name in self.late]
         if not late:
             return
@@ -92,7 +92,7 @@ class CatchingUp:
                     message = CatchUp(stamp=stamp, maker=maker, sealed=shown_state.sealed, steps=shown_state.steps)
                     caught_up = yield Ask.all(present, message, Done)
                     behind.difference_update(caught_up.answers)
-                    # One that refuses may take it from another; one that cannot be reached is not asked again.
+                    # One that refuses may take it from another; an unreachable one is not asked again.
                     present = [member for member, why in caught_up.missing.items() if why.reason is Reason.REFUSED]
                 if not present:
                     break

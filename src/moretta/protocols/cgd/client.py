@@ -3,15 +3,15 @@
 **One z a take** (`Client._hold`): in a take of a round a participant repeats its answer, or refuses.
 
 A row's z is masked by keystreams of its stamp. Two z under one stamp would give their difference, X_ij (D - D'), to
-anyone who relays them; two under two attempts, or in two sessions, would give it to the row's head. Anyone who can
-choose D then has X_ij. Two Delta under one sum give the difference of this participant's parts of it, and the head
-chooses Delta. So all that z follows from (rows, weights and encoding), what is joined to it, and Delta keep their first
-values in a take. The inputs of z are held, and not z: otherwise a refusal would show whether a change of D changes z.
-If all rows are used, all takes of a round have the same rows, and the round has one z; Delta also follows from dropout,
-which each take draws anew.
+their relay; two under two attempts, or in two sessions, would give it to the row's head. A party that can choose D then
+has X_ij. Two Delta under one sum give the difference of this participant's parts of it, and the head chooses Delta. So
+the inputs of z (rows, weights and encoding), what is joined to z, and Delta keep their first values in a take. The
+inputs of z are held, and not z: otherwise a refusal would show whether a change of D changes z. If all rows are used,
+all takes of a round have the same rows, and the round has one z; Delta also follows from dropout, which each take draws
+anew.
 
 A digest of each is recorded before the answer leaves (`moretta.secure_aggregation.one_sum`), so a restart, an earlier
-checkpoint or another session changes nothing. A round that is repeated from the same state has the same z.
+checkpoint or another session changes nothing. A round repeated from the same state has the same z.
 """
 
 import copy
@@ -54,8 +54,8 @@ def _digest(content: Array | bytes) -> bytes:
 
 
 ROW_RING = Ring(64)
-OF_A_ROW = (messages.DescribeRows, Forward, Join, messages.Backward)  # whose answers are for the own row alone
-ON_ROWS = (messages.DescribeRows, AskMoments, Begin, Forward, Join, Contribute)  # which need rows in their order
+OF_A_ROW = (messages.DescribeRows, Forward, Join, messages.Backward)  # their answers are for the own row alone
+ON_ROWS = (messages.DescribeRows, AskMoments, Begin, Forward, Join, Contribute)  # they need rows in their order
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Client:
         self.phase: Phase = no_phase
         self._params, self._position, self._order, self._root = params, position, order, root
         self._contributors, self._group_keys, self._setup, self._blind = contributors, group_keys, setup, blind
-        self.scores: Mapping[str, float] = {}  # of everybody's models together, where sums are blind
+        self.scores: Mapping[str, float] = {}  # of all models together, where sums are blind
         self._template = copy.deepcopy(model)
         self._layers = Layers.of(model) if position.columns else None
         self._ties = modules.ties(model) if self._layers is None else {}
@@ -108,9 +108,9 @@ class Client:
             name: np.zeros(shape) for group in position.groups.values() for name, shape in group.shapes.items()
         }
         self._steps = dict.fromkeys(position.groups, 0)
-        self._agreed = dict[str, bytes]()  # by group, the digest of what its set-up agreed on
+        self._agreed = dict[str, bytes]()  # by group, the digest of its set-up's agreement
         self._moved = dict[str, bytes]()  # by group, the digest of D, until the next step
-        # By group. Whoever reads the sums clips them; all members do so alike.
+        # By group. All readers of the sums clip them alike.
         self._clips = {group: Clip(_summed_in(group)) for group in position.groups}
         self._start = self._confined()
         self._local: tuple[Stamp, local.Local] | None = None  # of this attempt; a group's name is not in the stamp
@@ -120,7 +120,7 @@ class Client:
     def answer(self, message: Message) -> Message:
         """Answer one message."""
         group = group_of(message.stamp)
-        if isinstance(message, PeerKeys):  # whose masks would be on an upload
+        if isinstance(message, PeerKeys):  # the peers of an upload's masks
             self._group_keys.membership.check(group, message.keys)
         if isinstance(message, OF_A_ROW):
             self._order.check_group(message.stamp)
@@ -211,7 +211,7 @@ class Client:
         return around
 
     def model(self) -> dict[str, Array]:
-        """Return w_l(k) of this participant's tensors, which nobody else may see."""
+        """Return w_l(k) of this participant's tensors, which no other party may see."""
         return self._tied_together(summed(self._start, self.displacement))
 
     def displaced(self) -> dict[str, Array]:
@@ -439,7 +439,7 @@ class Client:
         self.scores = scoring.read(self._read(ask, group, about), self._setup.figures)
         return Done(stamp=ask.stamp)
 
-    # What was missed
+    # Missed steps
 
     def _show(self, ask: messages.ShowDisplacement, group: str) -> messages.Displacement:
         parts = [self.displacement[name] for name in sorted(self._group(group).shapes)]

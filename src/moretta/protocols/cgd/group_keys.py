@@ -1,14 +1,14 @@
 """The keys of a participant's groups, which the relaying aggregator does not have.
 
 At every set-up all participants agree on seeds in pairs (`moretta.secure_aggregation.agreement`). For each group one
-member draws a fresh key and seals it for the others. A row's key seals Delta and the digest of its rows' ids;
-the lists by which two of a row align are sealed under the seed of the two. A group's key
-seals D for those who missed some steps, and gives the keystreams that blind its sums.
+member draws a fresh key and seals it for the others. A row's key seals Delta and the digest of its rows' ids; the seed
+of two members seals the lists by which they align. A group's key seals D for members that missed steps, and gives the
+keystreams that blind its sums.
 
-Who is in a group follows from the grid that a participant was sent at the start (`Membership`), never from the message
-that asks. A key is for those of the grid's group who agreed on seeds, all of them and nobody else, and the first of
-them draws it, once a set-up. A participant refuses any other name that it is relayed. The grid's digest is in all that
-follows from a pair's seed, so two that were sent different grids open no key of each other and share no mask.
+A group's members follow from the grid that a participant received at the start (`Membership`), never from a request. A
+key is for exactly those of the grid's group who agreed on seeds, and the first of them draws it, once a set-up. A
+participant refuses all other names that are relayed to it. The grid's digest is in all that follows from a pair's seed,
+so two with different grids open no key of each other and share no mask.
 
 No two contents are sealed with one nonce: a sealing key is for one purpose, time and maker, and the nonce follows from
 the content. So the same content gives the same bytes, and other content another keystream.
@@ -35,7 +35,7 @@ from moretta.secure_aggregation.keystream import Extracted, derive, encode_parts
 from moretta.secure_aggregation.masks import Mask, label_of, pair_key
 
 NAME = "everybody"
-"""The group of everybody, in the run ids of its messages."""
+"""The group of all participants, in the run ids of its messages."""
 
 NONCE_BYTES = 12
 KEY_BYTES = 32
@@ -93,10 +93,7 @@ class Membership:
 
 
 class GroupKeys:
-    """One participant's keys.
-
-    set_up: its half of the agreement with all participants. membership: which members a key may have.
-    """
+    """One participant's keys. set_up: its half of the agreement with all. membership: who may have a key."""
 
     def __init__(self, me: str, set_up: SetUp, membership: Membership) -> None:
         self._me, self._set_up, self.membership = me, set_up, membership
@@ -155,7 +152,7 @@ class GroupKeys:
         return np.frombuffer(sealed, dtype=np.uint8)
 
     def open(self, stamp: Stamp, what: str, maker: str, sealed: Array) -> bytes:
-        """Return what was sealed. Raises `moretta.errors.PeerError` if it was not sealed so, or by no member."""
+        """Return sealed bytes. Raises `moretta.errors.PeerError` if no member sealed them for this purpose."""
         self.membership.check(group_of(stamp), [maker])
         try:
             return _opened(self.key(group_of(stamp)), np.ascontiguousarray(sealed).data, *_purpose(stamp, what, maker))
@@ -170,7 +167,7 @@ class GroupKeys:
         return np.frombuffer(sealed, dtype=np.uint8)
 
     def open_from(self, stamp: Stamp, what: str, peer: str, sealed: Array) -> bytes:
-        """Return a peer's sealed bytes. Raises `moretta.errors.PeerError` if it did not seal them so."""
+        """Return a peer's sealed bytes. Raises `moretta.errors.PeerError` if it did not seal them for this."""
         try:
             return _opened(self._seed(peer), np.ascontiguousarray(sealed).data, *_purpose(stamp, what, peer, self._me))
         except InvalidTag:
@@ -183,17 +180,14 @@ class GroupKeys:
         return [(self._me < peer, pair_key(Extracted(self._seed(peer)), label, self._me, peer)) for peer in peers]
 
     def digest(self, stamp: Stamp, ids: Sequence[str]) -> bytes:
-        """Return HMAC-SHA256 of ids in order under the group's key.
-
-        Its relay learns whether two are equal and nothing else. Members could test a guess of all ids.
-        """
+        """Return HMAC-SHA256 of ordered ids under the group's key. A relay sees equality, members can guess ids."""
         content = encode_parts(stamp.run, stamp.round, stamp.attempt, stamp.take, *ids)
         return hmac.new(derive(self.key(group_of(stamp)), "ids"), content, hashlib.sha256).digest()
 
     def _present(self, stamp: Stamp) -> tuple[str, ...]:
-        """Return the members of the stamp's group who agreed on seeds, in order; all of them find the same.
+        """Return the members of the stamp's group who agreed on seeds, in order; all of them compute the same list.
 
-        Raises `moretta.errors.PeerError` for a stamp of another set-up, or for a group that this one is not in.
+        Raises `moretta.errors.PeerError` for a stamp of another set-up, or for a group without this one.
         """
         agreement, _ = self._set_up.agreed
         group, setup = group_of(stamp), agreement.setup
@@ -239,7 +233,7 @@ def _sealed(secret: bytes, content: bytes, *purpose: int | str) -> bytes:
 
 
 def _opened(secret: bytes, sealed: bytes | memoryview, *purpose: int | str) -> bytes:
-    """Return what `_sealed` sealed. Raises `cryptography.exceptions.InvalidTag` if it was not sealed so."""
+    """Return what `_sealed` sealed. Raises `cryptography.exceptions.InvalidTag` for other bytes or purposes."""
     if len(sealed) < NONCE_BYTES:
         raise InvalidTag
     cipher = ChaCha20Poly1305(derive(secret, *purpose))

@@ -1,4 +1,4 @@
-"""The N-layer network of Algorithm 2, cut behind its first layer, and who of the grid m_h x m_v shares which layers."""
+"""The N-layer network of Algorithm 2, cut behind its first layer, and the sharing of layers in the grid m_h x m_v."""
 
 from __future__ import annotations
 

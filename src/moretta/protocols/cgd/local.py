@@ -1,10 +1,9 @@
 """A participant's own computations: its confined start, a model's gradient, or one part of a joint model's.
 
 Gradients are deterministic in weights, rows and round. Confined starts: w_l(1) = delta_l * Rand_l (`cgd.txt`, Eq. 11),
-from a participant's secret root.
-
-The root comes from the operating system and never leaves the participant. A tensor's start follows from root, name and
-shape alone, so it is recomputed and not stored. The common part of all starts is public.
+from a participant's secret root. The root comes from the operating system and never leaves the participant. A tensor's
+start follows from root, name and shape alone, so it is recomputed and not stored. The common part of all starts is
+public.
 """
 
 import copy
@@ -54,7 +53,7 @@ def whole_gradient(
 
 
 def narrowed(model: nn.Module, layers: Layers, columns: int) -> nn.Module:
-    """Return a copy of an N-layer network for `columns` columns; its first weight is yet to be loaded."""
+    """Return a copy of an N-layer network for `columns` columns, whose first weight is not loaded yet."""
     narrow = copy.deepcopy(model)
     name, _, _ = layers.weight.rpartition(".")
     first = nn.Linear(columns, layers.width, bias=bool(layers.bias))
@@ -71,10 +70,7 @@ def part_of_z(x: Tensor, weight: Array) -> Array:
 def head_pass(
     layers: Layers, weights: Tensors, z: Tensor, targets: Tensor, loss: Loss, phase: Phase, passes: Passes = WHOLE
 ) -> tuple[Tensor, Local]:
-    """Return Delta = d(sum of the row's losses)/dz, [rows, H1], and the mean gradients of all but the first weight.
-
-    z: the sum over the row's holders, [rows, H1].
-    """
+    """Return Delta = d(sum of the row's losses)/dz, [rows, H1] like z, and mean gradients except the first weight's."""
     upper = modules.trainable(layers.upper)
     modules.load(layers.upper, {name: value for name, value in weights.items() if name not in layers.first})
     leaf = z + torch.from_numpy(weights[layers.bias]).to(z) if layers.bias else z.clone()
@@ -85,13 +81,13 @@ def head_pass(
     return delta * len(targets), Local(modules.on_host(named), mean, len(targets), {})
 
 
-COMMON = b"CGD's common start, no secret"  # what a public stream is derived from, in the place of a root
+COMMON = b"CGD's common start, no secret"  # of a public stream, instead of a root
 LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def delta_of(delta: Delta, name: str, root: SecretRoot) -> float:
-    """Return delta_l of the participant `name`. Raises `moretta.errors.ParameterError` where a mapping lacks it."""
+    """Return delta_l of the participant `name`. Raises `moretta.errors.ParameterError` for a mapping without it."""
     if isinstance(delta, tuple):
         low, high = delta
         return low + (high - low) * float(root.stream("confined delta").uniform(1)[0])
@@ -117,10 +113,9 @@ def shared_biases(params: CGD, model: nn.Module) -> list[str]:
 def centers(params: CGD, model: nn.Module, seed: int) -> dict[str, Array]:
     """Return the centres of the starts, by PyTorch's names: all parameters and buffers of the model.
 
-    Shared biases are standard normal numbers, which follow from the seed of the training and are as public.
-
-    Scale and shift of normalisation layers keep their values, whatever `around` is: near zero they would shut the
-    network. Differs from the paper, whose networks have none.
+    Shared biases are standard normal numbers, which follow from the public seed of the training. Scale and shift of
+    normalisation layers keep their values, whatever `around` is: near zero they would shut the network.
+    Differs from the paper, whose networks have none.
     """
     values = modules.arrays(model)
     norms = {f"{prefix}." for prefix, module in model.named_modules() if isinstance(module, NORMS)}
@@ -135,10 +130,7 @@ def centers(params: CGD, model: nn.Module, seed: int) -> dict[str, Array]:
 
 
 def confined(params: CGD, around: Tensors, noised: Collection[str], name: str, root: SecretRoot) -> dict[str, Array]:
-    """Return the start of the participant `name`: `around`, with its noise on the tensors that are its own.
-
-    noised: the tensors that are trained, without `shared_biases`.
-    """
+    """Return the start of the participant `name`: `around`, plus its noise on the tensors `noised`."""
     delta, start = delta_of(params.delta, name, root), dict(around)
     for tensor in noised:
         value = around[tensor]

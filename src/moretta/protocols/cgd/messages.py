@@ -9,7 +9,7 @@ from typing import Annotated
 from moretta.contract.messages import Array, Message, Octets, Tensors, length, message, shaped, within
 from moretta.data.alignment.exchange import MESSAGES as ALIGNMENT
 
-LAST = 2**31 - 1  # round that there can be; 0 is before the first
+LAST = 2**31 - 1  # the last possible round; 0 is before the first
 
 
 @message("cgd/where")
@@ -55,7 +55,7 @@ class KeyTaken(Message):
 
 @message("cgd/use-alignment")
 class UseAlignment(Message):
-    """Report the alignment that orders your rows. found: whether to use the one found last."""
+    """Report the alignment that orders your rows. found: whether to use the last one."""
 
     found: bool
 
@@ -89,7 +89,7 @@ class Forward(Message):
 
 @message("cgd/partial")
 class Partial(Message):
-    """One holder's part of z, uint64[rows, H1], under the masks that it shares with everybody else of its row."""
+    """One holder's part of z, uint64[rows, H1], under the masks that it shares with each other of its row."""
 
     words: Annotated[Array, shaped(2, "uint64")]
 
@@ -118,7 +118,7 @@ class Backward(Message):
 
 @message("cgd/done")
 class Done(Message):
-    """The participant has done as asked."""
+    """The participant has done the task."""
 
 
 @message("cgd/contribute")
@@ -132,7 +132,7 @@ class Contribute(Message):
 class Descend(Message):
     """Step by this sum. tensors, weight: as `moretta.secure_aggregation.sums.Relayed`. silos: in it, sorted.
 
-    encoding: as it was for the uploads, whose stamp is this one.
+    encoding: that of the uploads, whose stamp is this one.
     """
 
     tensors: Tensors
@@ -153,7 +153,7 @@ class Scored(Message):
 
 @message("cgd/step-alone")
 class StepAlone(Message):
-    """Step by your own gradient of this group's layers, which nobody shares."""
+    """Step by your own gradient of this group's layers, which you share with no one."""
 
 
 @message("cgd/show-displacement")
@@ -163,10 +163,7 @@ class ShowDisplacement(Message):
 
 @message("cgd/displacement")
 class Displacement(Message):
-    """D of the group's layers after these rounds, and the norms of its sums, which clip the next ones.
-
-    sealed: under the group's key. steps: the round.
-    """
+    """D of the group's layers after the rounds `steps`, and the norms of its sums for clipping, under its key."""
 
     sealed: Octets
     steps: Annotated[int, within(0, LAST)]

@@ -10,7 +10,7 @@ from moretta.data.alignment.partner import IdRules
 from moretta.errors import ParameterError
 from moretta.protocols.common.training import Training
 
-IDS = ("strip", "unicode", "fold-case")  # the rules of ids unless a run says otherwise
+IDS = ("strip", "unicode", "fold-case")  # the default rules of ids
 Delta = Positive | tuple[Positive, Positive] | Mapping[str, Positive]
 
 
@@ -95,12 +95,12 @@ class CGD(Training):
 
     @property
     def rate_depends_on_rounds(self) -> bool:
-        """Whether the rate of a round depends, through T, on how many rounds there are in all."""
+        """Whether the rate of a round depends, through T, on the number of rounds."""
         return self.schedule != "constant" and self.mu > 0
 
     @property
     def id_rules(self) -> IdRules:
-        """How ids are made comparable."""
+        """The rules that make ids comparable."""
         return IdRules.of(self.align_ids)
 
     @field_validator("delta", mode="before")

@@ -49,7 +49,7 @@ def build(protocol: CGD, setting: Setting) -> Roles:
 
 
 def left(client: Role) -> Left:
-    """Return what a participant leaves at its own site: its model, which nobody else has, and its scores."""
+    """Return what a participant leaves at its own site: its model, which no other party has, and its scores."""
     return Left(model=client.model(), scores=client.scores) if isinstance(client, Client) else Left()
 
 
@@ -63,7 +63,7 @@ def _participants(protocol: CGD, setting: Setting) -> Roles:
     groups = groups_of(grid, shapes, "" if layers is None else layers.weight, joint=joint)
     enrolments = dict[str, Enrolment]()
     for name, group in groups.items():
-        columns = setting.columns  # which a group prepares together: its part's, or all where no column is split
+        columns = setting.columns  # a group prepares its part's columns together, or all if no column is split
         if layers is not None:
             columns = columns.of(grid.parts[group.members[0]].columns if layers.weight in group.shapes else ())
         if len(group.members) > 1:
@@ -102,7 +102,7 @@ def _participants(protocol: CGD, setting: Setting) -> Roles:
 
 @dataclass(frozen=True)
 class _Participants:
-    """What the participants of a run are built from.
+    """The inputs of a run's participants.
 
     joint: whether a row of the grid has one model. one_labelled: whether only one has targets, which it scales itself.
     alone: receives the preparation of columns that only one participant has, by its name.
@@ -155,7 +155,7 @@ class _Participants:
     def _rows(self, setup: SiloSetup, silo: Silo, row: str, order: NDArray[np.int64] | None) -> SiloRows:
         own, y = in_order(silo, order), setup.y if order is None or not len(setup.y) else setup.y[order]
         in_given_order = self.protocol.batches == "in-order"
-        # Of a row's holders the same, as are all batches.
+        # All holders of a row have the same batches.
         batches = Batches(len(own.x), setup.batch_size, setup.seed, row, setup.run, in_order=in_given_order)
         rows = common.rows_of(self.setting, replace(setup, x=own.x, y=y, subjects=own.subjects), batches)
         if self.grid.is_split and (silo.name,) in self.grid.column_groups.values():
@@ -209,7 +209,7 @@ def _simulation(protocol: CGD, setting: Setting) -> Roles:
 
 
 def _aligned(protocol: CGD, silos: Sequence[Silo], grid: Grid) -> list[Silo]:
-    """Return the silos with their rows aligned, as the participants of a row would do it between them."""
+    """Return the silos with their rows aligned, as the participants of a row would align them."""
     aligned = {silo.name: silo for silo in silos}
     for row, names in grid.rows.items():
         if len(names) < 2:
@@ -251,10 +251,7 @@ class WholeModels:
     alone: Mapping[str, Preparation]
 
     def models(self) -> Mapping[str, Tensors]:
-        """Return all confined models: by row if a row has one together, else by participant.
-
-        Columns that a model does not read have weight 0.
-        """
+        """Return all confined models, by joint row or else participant; weights of unread columns are 0."""
         owners = self.grid.rows if self.joint and self.clients else {name: (name,) for name in self.clients}
         return {owner: self._joined(names, Client.model) for owner, names in owners.items()}
 

@@ -1,10 +1,10 @@
 """A participant's rows in the order that the holders of its row of the grid have agreed on (`moretta.data.alignment`).
 
-Lists travel sealed under the seed of the two that align, so anyone who relays them learns their lengths and nothing
-else, and nobody else of the row can play one of them. The alignment is found once a run and kept in the participant's
-state: a resumed run or another session goes on with the same rows, and a participant whose ids have changed is refused.
-Its secrets are kept there too, and digests of lists in the record of what it answers once
-(`moretta.secure_aggregation.one_sum`): an exchange that broke off is repeated with the same lists and no other.
+Lists travel sealed under the seed of the two that align, so their relay learns only their lengths, and no other member
+of the row can pose as one of the two. A run aligns once and keeps the alignment in the participant's state: a resumed
+run or another session continues with the same rows, and a participant whose ids have changed is refused. Its secrets
+are kept there too, and digests of lists in the record of what it answers once (`moretta.secure_aggregation.one_sum`):
+an interrupted exchange is repeated with the same lists and no other.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ from moretta.secure_aggregation.keystream import SecretRoot
 
 RowsIn = Callable[[NDArray[np.int64] | None], SiloRows]
 ALIGNED_ORDER = "alignment/order"
-"""Under which name a participant's state has its rows' order."""
+"""The name of the rows' order in a participant's state."""
 _ROOT = "alignment/root"
 
 
@@ -77,14 +77,14 @@ class RowOrder:
         return self._aligner.answer(message)
 
     def check_group(self, stamp: Stamp) -> None:
-        """Raise `moretta.errors.PeerError` for another group than the row's: its members would open what is sealed."""
+        """Raise `moretta.errors.PeerError` for another group than the row's: its members would open sealed lists."""
         if group_of(stamp) != self._group:
             raise PeerError(f"expected to work in group `{self._group}`, was asked to in another")
 
     def _check_partners(self, message: Message) -> None:
-        """Raise `moretta.errors.PeerError` for an exchange that is not with holders of this participant's row.
+        """Raise `moretta.errors.PeerError` for an exchange with others than holders of this participant's row.
 
-        The row's head aligns with each other one in turn, the others with it alone. Anyone who relays has no say in it.
+        The row's head aligns with each other holder in turn, the others with it alone. A relay cannot change that.
         """
         self.check_group(message.stamp)
         if isinstance(message, Blind):
@@ -107,9 +107,9 @@ class RowOrder:
             raise PeerError(f"expected `{head}` to be aligned with those before `{ask.peer}` first")
 
     def _use(self, ask: UseAlignment) -> bytes:
-        """Use the alignment found last; return the mark of the one in use, empty without one.
+        """Use the latest alignment; return the mark of the one in use, empty without one.
 
-        An alignment whose exchange broke off is not used: it may be of some partners only.
+        An alignment whose exchange was interrupted is not used: it may be of some partners only.
         """
         alignment = self._aligner.alignment if self._aligner is not None and ask.found else None
         if alignment is not None:
@@ -163,10 +163,7 @@ Rows = Mapping[str, Sequence[str]]  # the participants of each row of the grid, 
 
 
 def align(now: Stamp, rows: Rows) -> Exchange[Aborted | None]:
-    """Have the holders of each row align their rows, unless all still have their alignment.
-
-    Raises `moretta.errors.ParameterError` for wrong rows before the first round.
-    """
+    """Have each row's holders align, unless all still are. Raises ParameterError for wrong rows at the start."""
     rows = {row: names for row, names in rows.items() if names[1:]}
     if not rows:
         return None
@@ -190,10 +187,7 @@ def align(now: Stamp, rows: Rows) -> Exchange[Aborted | None]:
 
 
 def compare(now: Stamp, rows: Rows) -> Exchange[Aborted | None]:
-    """Compare the number of rows and the ids of the participants of each row of the grid.
-
-    Raises `moretta.errors.ParameterError` if they differ before the first round.
-    """
+    """Compare numbers of rows and ids within each row. Raises ParameterError if they differ at the start."""
     rows = {row: names for row, names in rows.items() if names[1:]}
     if not rows:
         return None

@@ -35,8 +35,8 @@ from moretta.secure_aggregation.sums import Relayed, to_leave_out
 
 log = logging.getLogger("moretta")
 
-LARGEST_Z = 2.0**20  # of a part of z; the ring then keeps 30 bits and more behind the point
-IN_VAIN = 2  # rounds in a row without a step after which the run fails
+LARGEST_Z = 2.0**20  # of a part of z; the ring then keeps 30 or more fraction bits
+IN_VAIN = 2  # successive rounds without a step after which the run fails
 
 
 class Server:
@@ -67,9 +67,9 @@ class Server:
         self._rows = row_groups(grid) if joint else {}
         self._cohort: Sequence[str] = ()
         self._steps = CatchingUp(groups)
-        self._why = dict[str, Missing]()  # who could not take part in the last attempt
-        self._opening = False  # whether a sum of this round has been asked to be opened
-        self._in_vain = 0  # rounds in a row without a step
+        self._why = dict[str, Missing]()  # the missing silos of the last attempt
+        self._opening = False  # whether the opening of a sum of this round was requested
+        self._in_vain = 0  # successive rounds without a step
 
     # Set-up
 
@@ -138,7 +138,7 @@ class Server:
         )
 
     def _stages(self, participants: Sequence[str]) -> list[dict[str, list[str]]]:
-        """Return the groups, each with its present members, in stages: nobody is in two groups of one stage."""
+        """Return the groups, each with its present members, in stages: no participant is in two groups of a stage."""
         top = {name: _of(participants, group.members) for name, group in self._groups.items() if group.tells_loss}
         rest = {name: _of(participants, group.members) for name, group in self._groups.items() if not group.tells_loss}
         return [top, rest] if rest else [top]
@@ -169,7 +169,7 @@ class Server:
     # One iteration
 
     def round(self, now: Stamp) -> Exchange[Report | Aborted]:
-        """Play one iteration: the rows' passes where columns are split, the groups' sums, and the descent."""
+        """Run one iteration: the rows' passes where columns are split, the groups' sums, and the descent."""
         self._opening = False
         if self._in_vain >= IN_VAIN:
             raise self._nothing_opens(now)
@@ -184,7 +184,7 @@ class Server:
             for missing in passed.values():
                 gone |= missing
             if elsewhere := {name: why for name, why in gone.items() if why.spent is not None}:
-                return Aborted(elsewhere)  # no sum is asked for yet: all play the next take
+                return Aborted(elsewhere)  # no sum was requested yet: the next take begins
             taking_part = [name for row, names in rows.items() if not passed[row] for name in names]
         sums, unopened = dict[str, _Summed](), dict[str, Missing]()
         for stage in self._stages(taking_part):
@@ -202,16 +202,16 @@ class Server:
             if aborted and not sums and (spent or not self._opening):
                 self._why = unopened
                 return Aborted(self._why, aborted[0].because, [silo for stop in aborted for silo in stop.opened])
-            # Once a sum of this round is known, or may become known as its opening was asked for, none is asked for
-            # again: two sums of the same gradients, with and without one participant, differ by that one's own. A group
-            # whose sum failed does not step in this round.
+            # Once a sum of this round is known, or its opening was requested, it is not requested again: two sums of
+            # the same gradients, with and without one participant, differ by that one's own. A group whose sum failed
+            # does not step in this round.
         in_vain = self._opening and not sums
         self._why, self._in_vain = (unopened, self._in_vain + 1) if in_vain else ({}, 0)
         yield from self._descend(now, sums, taking_part)
         return self._report(sums, taking_part)
 
     def _nothing_opens(self, now: Stamp) -> RunFailed:
-        self._in_vain = 0  # whoever is waited for may come back, and it is tried again
+        self._in_vain = 0  # missing silos may come back, so it is tried again
         why = "; ".join(f"{silo}: {missing.detail}" for silo, missing in self._why.items())
         return RunFailed(
             f"round {now.round}: in the last {IN_VAIN} rounds no group's sum could be opened ({why:.500}), so nobody "
@@ -219,7 +219,7 @@ class Server:
         )
 
     def _row(self, now: Stamp, names: Sequence[str]) -> Exchange[Mapping[str, Missing]]:
-        """Run forward and backward passes of one row. Return its missing silos; such a row sits the round out."""
+        """Run forward and backward passes of one row. Return its missing silos; such a row misses the round."""
         head, *others = names
         words = np.empty((0, 0), dtype=np.uint64)
         bits = Ring(64).fraction_bits("z", LARGEST_Z, len(names), len(names))
@@ -240,7 +240,7 @@ class Server:
     def _sum(
         self, now: Stamp, group: str, members: Sequence[str], gone: Mapping[str, Missing]
     ) -> Exchange[_Summed | Aborted]:
-        """Have a group's gradients added up: line 8 of Algorithm 1, lines 19 to 24 of Algorithm 2."""
+        """Sum a group's gradients: line 8 of Algorithm 1, lines 19 to 24 of Algorithm 2."""
         enrolment, shapes = self._enrolments[group], self._groups[group].summed
         if len(members) < 2:
             return Aborted(gone, f"{len(members)} participants of group `{group}` can take part, too few to sum")
@@ -249,7 +249,7 @@ class Server:
         encoding = request.fraction_bits
         ask: dict[str, Message] = {member: messages.Contribute(stamp=now, encoding=encoding) for member in members}
 
-        def note(ask: Ask) -> None:  # once such a message is sent, answers may come whatever this role does
+        def note(ask: Ask) -> None:  # once such a message is sent, answers may arrive in any case
             self._opening |= opens(ask)
 
         if self._blind:
@@ -283,8 +283,8 @@ class Server:
                 asked = [member for member in receivers[name] if member in self._enrolments[name].cohort]
                 refused = [replies.missing.get(member) for member in asked]
                 if refused and all(why is not None and why.reason is Reason.REFUSED for why in refused):
-                    # One member can spoil a sum by an impossible weight, so that none of them can read it. Nobody
-                    # stepped by it, so nobody is behind, and the group goes on with the next round.
+                    # One member can spoil a sum by an impossible weight, so that no member can read it. None stepped by
+                    # it, so none is behind, and the group continues with the next round.
                     log.warning("%s: no member of group `%s` took the sum: %s", now, name, refused[0])
                     continue
                 self._steps.stepped(name, now.round, receivers[name], replies.answers)
@@ -298,7 +298,7 @@ class Server:
         return Report(figures)
 
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
-        """Release nothing, because no model is here, but let participants that missed a step catch up."""
+        """Release nothing, as this role has no model, but let participants that missed a step catch up."""
         if aborted := (yield from self._steps.locate(now, self._cohort)):
             return aborted
         outcome = Outcome(parameters={}, facts={"participants": float(len(self._grid.parts))})

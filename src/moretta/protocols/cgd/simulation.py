@@ -1,7 +1,7 @@
 """All participants of a grid in one process, for the paper's scale: (1000 x 112) on full MNIST.
 
 Every confined weight is w_l(k) = w_l(1) + D(k) with one D for all who share the layer. So a simulation holds D once,
-and in the place of the first layers' starts Z0 = X_i W1_i(1) + b1_i, computed once. One iteration of a grid is then
+and instead of the first layers' starts Z0 = X_i W1_i(1) + b1_i, computed once. One iteration of a grid is then
 
     Z     = Z0 + X D1                    one product over the rows of many participants
     out   = upper(Z; U_i(1) + D_U)       small layers, batched over the models that have them
@@ -12,7 +12,7 @@ and in the place of the first layers' starts Z0 = X_i W1_i(1) + b1_i, computed o
 block by block of participants, so that only Z0 is as long as the data and a block stays in the processor's cache.
 `fused` does that. `exact-ring` separates each participant's gradient, encodes it and adds in the ring, as secure
 aggregation does. Both equal the message-passing protocol; a test runs all three. Nothing is hidden here: one process
-holds everybody's rows and the roots of all starts.
+holds all rows and the roots of all starts.
 """
 
 import itertools
@@ -40,7 +40,7 @@ from moretta.secure_aggregation.encoding import Ring, add_up, decode, encode, pl
 from moretta.secure_aggregation.keystream import SecretRoot
 
 BLOCK = 8192
-"""How many rows go through the layers at once, where no single model has more."""
+"""The rows in one pass through the layers, unless a single model has more."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ _Block = tuple[Tensor, Tensor, Mapping[str, Tensor], float]
 
 
 class Simulation:
-    """Plays all roles of `CGD` on a grid at once. One drawn root, or the tests' seed, determines all roots.
+    """Runs all roles of `CGD` on a grid at once. One drawn root, or the tests' seed, determines all roots.
 
     x, y: all rows, one row of the grid after the other, [n, d] and encoded for the loss. counts: the number of rows of
-    each row of the grid, by its name.
-    Raises `moretta.errors.ParameterError` for a model that is no N-layer network (`Layers.of`).
+    each row of the grid, by its name. Raises `moretta.errors.ParameterError` for a model that is no N-layer network
+    (`Layers.of`).
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Simulation:
         self._models = list[_Models]()
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
-        """Compute what follows from the starts; this asks nobody."""
+        """Compute what follows from the starts, without an ask."""
         yield from ()
         if not self._models:
             self._models = [self._prepared(readers) for readers in self._readers()]
@@ -109,7 +109,7 @@ class Simulation:
         try:
             gradient, loss = (self._added if self._in_ring else self._multiplied)(counts, drawn)
             finite = np.isfinite(loss) and all(np.isfinite(value).all() for value in gradient.values())
-        except RangeError:  # what is not finite, or far too large, has no place in the ring
+        except RangeError:  # values that are not finite, or far too large, do not fit the ring
             finite = False
         if not finite:
             raise RunFailed(
@@ -126,7 +126,7 @@ class Simulation:
         with self.phase("update"):
             rate = self._params.rate(now.round, self._spec.run.rounds)
             for name, value in gradient.items():
-                self._displacement[name] = self._displacement[name] - rate * value  # not in place: `state` gave it out
+                self._displacement[name] = self._displacement[name] - rate * value  # not in place: `state` returned it
         return Report({"loss": loss, "rows": float(sum(counts))})
 
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
@@ -139,10 +139,7 @@ class Simulation:
         return summed(self._centers, self._displacement)
 
     def models(self) -> Mapping[str, Tensors]:
-        """Return the present confined models, each computed on request.
-
-        By row of a joint grid, else by participant; columns that a model does not read have weight 0.
-        """
+        """Return the confined models, computed on request, by joint row or else participant."""
         owners = {
             (row if len(names) > 1 or self._params.vertical == "joint" else names[0]): (row, names)
             for readers in self._readers()
@@ -258,7 +255,7 @@ class Simulation:
         return total, loss
 
     def _passes(self, models: _Models, counts: Sequence[int], drawn: Tensor | None) -> Iterator[_Block]:
-        """Pass forward and backward, block by block: yield each one's share of the mean loss and of its gradients.
+        """Pass forward and backward by block: yield each block's share of the mean loss and of its gradients.
 
         Those are inputs, [models, each, columns], d loss / dz, [models, each, H1], gradients of all tensors but the
         first layer's weight, [models, ...], and the loss.
