@@ -1,15 +1,15 @@
-"""BatchNorm by forward passes: who normalises by what, and who keeps the running statistics.
+"""BatchNorm by forward passes: the statistics that normalise, and the running ones that the server keeps.
 
     silo c      each of its K losses is normalised by the statistics of its own batch at the perturbed parameters;
                 it uploads mean m_c and variance v_c of each layer's inputs at w too, of one forward pass more
-    masked sum  sum_c N_c m_c / N and sum_c N_c v_c / N, each v_c over N_c - 1, as PyTorch has it
+    masked sum  sum_c N_c m_c / N and sum_c N_c v_c / N, each v_c over N_c - 1, as in PyTorch
     server      running <- (1 - momentum) running + momentum times that; released and tested models have these
 
-That is what FedSGD's silos do, whose running statistics are those of one update each from the server's. No silo needs
-the running ones, so none is sent them. A loss is then of a batch and not of a row, so nothing that takes rows apart
-goes with it: noise on rows' scalars, edge clients that run a few rows at a time.
+FedSGD's silos do so too: their running statistics are those of one update each from the server's. No silo needs the
+running ones, so none receives them. A loss then belongs to a batch and not to a row, so it excludes all that separates
+rows: noise on rows' scalars, edge clients that run a few rows at a time.
 
-Differs from the paper, which advises against BatchNorm (its fourth guideline) and does not say how it was compared; the
+Differs from the paper, which advises against BatchNorm (its fourth guideline) and does not describe the comparison; the
 authors' code perturbs the running statistics along with the parameters, and averages none.
 """
 

@@ -40,8 +40,8 @@ ELEMENTWISE = (
     nn.Dropout,  # of p = 0: others are refused
 )
 POOLING = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
-ROWS = 16  # of images together
-WIDEST = 64  # of images whose means are a product, which costs as much for each place
+ROWS = 16  # images together
+WIDEST = 64  # image width up to which means are a product, whose cost per place is the width
 
 Layer = tuple[nn.Module, dict[str, slice]]
 Tensors = dict[str, Tensor]
@@ -65,7 +65,7 @@ class Batched:
         if type(model) is not nn.Sequential:
             return None
         places, layers = layout.places, list[Layer]()
-        for name, layer in model.named_modules(remove_duplicate=False):  # a layer may be there twice
+        for name, layer in model.named_modules(remove_duplicate=False):  # a layer may occur twice
             if not name:
                 continue
             own = {key: f"{name}.{key}" for key, _ in layer.named_parameters()}
@@ -199,7 +199,7 @@ def means_of_squares(x: Tensor) -> Tensor:
     """Return `F.avg_pool2d(x, 2)` in a fraction of its time on a processor. x: [rows, channels, height, width]."""
     height, width = (size - size % 2 for size in x.shape[2:])
     if width <= WIDEST:
-        lines = x[:, :, :height, :width].reshape(-1, 2 * width)  # two lines of an image, one behind the other
+        lines = x[:, :, :height, :width].reshape(-1, 2 * width)  # two lines of an image, end to end
         return (lines @ _means(width, x.dtype, x.device)).view(*x.shape[:2], height // 2, width // 2)
     rows = x[:, :, 0:height:2] + x[:, :, 1:height:2]
     return (rows[..., 0:width:2] + rows[..., 1:width:2]) * 0.25

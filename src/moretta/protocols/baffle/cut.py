@@ -42,7 +42,7 @@ FROZEN = aten._native_batch_norm_legit_no_training.default
 def batch_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, momentum: float, eps: float
 ) -> Tensor:
-    """BatchNorm with fixed statistics; `torch.export` has it with three results."""
+    """BatchNorm with fixed statistics; in `torch.export` it has three results."""
     return F.batch_norm(x, mean, variance, weight, bias, False, momentum, eps)
 
 
@@ -78,11 +78,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Cut:
-    """A model's graph.
-
-    tensors: the model's tensor of a node, by its name in the model. constants: those made during export. layers: in the
-    order of running.
-    """
+    """A model's graph. tensors: model tensors of nodes, by name. constants: of the export. layers: in running order."""
 
     nodes: tuple[Node, ...]
     tensors: Mapping[Node, str]
@@ -118,7 +114,7 @@ def graph_of(
 
     row_shape, dtype: of the model's rows. device: where it runs, which `torch.export` writes into the graph wherever
     the model makes a tensor. Raises `moretta.errors.ParameterError`, naming the place, for a model that cannot be
-    followed.
+    traced.
     """
     model = with_one_argument(copy.deepcopy(model).cpu().eval().requires_grad_(False))
     program = _exported(model, torch.zeros(2, *row_shape, dtype=dtype))
@@ -158,7 +154,7 @@ def graph_of(
 def _exported(model: nn.Module, rows: Tensor) -> Any:
     """Return `torch.export`'s program of a model for any number of rows.
 
-    Its tracing by running takes len(x) for a number; its tracing of Python's bytecode does not, and takes longer.
+    Its tracing by running fixes len(x) as a number; its tracing of Python's bytecode does not, and takes longer.
     """
     first: BaseException = RuntimeError()
     for strict in (False, True):
@@ -167,7 +163,7 @@ def _exported(model: nn.Module, rows: Tensor) -> Any:
                 any_rows = ({0: torch.export.Dim("rows")},)
                 program = torch.export.export(model, (rows,), dynamic_shapes=any_rows, strict=strict)
                 return program.run_decompositions({})
-        except Exception as error:  # noqa: BLE001  # whatever a model of somebody's does while it is followed
+        except Exception as error:  # noqa: BLE001  # any error of a user's model during tracing
             first = first if strict else error
             if not str(first).lstrip().startswith(FOR_ONE_NUMBER):
                 break
@@ -189,7 +185,7 @@ def _in_our_terms(node: Node) -> bool:
     """Rewrite an operation into a simpler or faster one; return whether it is still needed."""
     if node.target is aten.avg_pool2d.default and node.args[1:] in SQUARES and not node.kwargs:
         node.target, node.args = means_of_squares, node.args[:1]
-    if node.target is aten.view.default:  # moves that run together may lie in another order
+    if node.target is aten.view.default:  # moves that run together may have another memory order
         node.target = aten.reshape.default
     if node.target is FROZEN and all(user.target is operator.getitem and user.args[1] == 0 for user in node.users):
         node.target, node.meta["val"] = batch_norm, node.meta["val"][0]
@@ -204,16 +200,13 @@ def arguments_of(node: Node, values: Values) -> list[Any]:
 
 
 def called(node: Node, values: Values, arguments: Sequence[Any] | None = None) -> Any:
-    """Return a node's value. arguments: instead of its own."""
+    """Return a node's value. arguments: replace its own."""
     inputs = arguments_of(node, values) if arguments is None else arguments
     return node.target(*inputs, **map_arg(node.kwargs, values.__getitem__))
 
 
 def blocks_of(cut: Cut, layout: Layout, rule: Rule) -> tuple[LayerBlock, ...]:
-    """Return the blocks of a round.
-
-    Raises `moretta.errors.ParameterError` for a rule that leaves a layer out, or matches none.
-    """
+    """Return the blocks of a round. Raises `ParameterError` for a rule that omits a layer or matches none."""
     for pattern, _ in rule.k:
         if not any(fnmatch.fnmatchcase(layer, pattern) for layer in cut.layers):
             close = nearest(pattern, sorted(cut.layers))
@@ -272,7 +265,7 @@ def _places(cut: Cut, node: Node, layout: Layout, uses: Mapping[str, int]) -> di
 
 
 def _reason(error: BaseException) -> str:
-    """Return in one line why torch could not follow a model."""
+    """Return in one line why torch could not trace a model."""
     kind = type(error).__name__
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), kind)
     if line.startswith(FOR_ONE_NUMBER):

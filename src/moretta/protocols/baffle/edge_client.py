@@ -1,4 +1,4 @@
-"""An edge client from its parent process: checks of its packages and graph, and the process that plays a silo.
+"""An edge client from its parent process: checks of its packages and graph, and the silo's own process.
 
 Needs no torch, and is not imported in that process, whose imports count in its memory.
 """
@@ -30,7 +30,7 @@ from moretta.secure_aggregation.keystream import SecretRoot
 
 COMMAND = (sys.executable, "-P", "-m", "moretta.protocols.baffle.edge")
 PACKAGES = {"onnxruntime": "edge", "onnx": "onnx", "onnxscript": "onnx"}  # each with its extra
-RUNS = ("onnxruntime",)  # those that an edge client itself needs; the others export its graph
+RUNS = ("onnxruntime",)  # needed by an edge client itself; the others export its graph
 
 
 def check_packages(needed: Iterable[str]) -> None:
@@ -45,7 +45,7 @@ def check_packages(needed: Iterable[str]) -> None:
 
 
 def check_tokens(layout: SampleLayout | None, precision: str) -> None:
-    """Raise ParameterError if token ids beside numbers would be rounded as those are."""
+    """Raise ParameterError if token ids beside numbers would be rounded like those."""
     if layout is not None and layout.has_integers and precision == "float16":
         tokens = ", ".join(array.name for array in layout.arrays if array.integers)
         raise ParameterError(
@@ -55,10 +55,7 @@ def check_tokens(layout: SampleLayout | None, precision: str) -> None:
 
 
 def privacy_of(setup: SiloSetup, state: State, left_out: str) -> Mapping[str, float | str]:
-    """Return the privacy of a silo's own rows, from the state of its process, which needs no accountant.
-
-    left_out: uses of its rows beside its uploads.
-    """
+    """Return the privacy of a silo's own rows, from its process's state. left_out: uses beside its uploads."""
     own = noise_of(setup, SecretRoot(state["private/secret_root"])) if setup.privacy else None
     if own is None:
         return {}
@@ -110,7 +107,7 @@ def check_graph(
     precision = engine.edge_precision
     if not engine.edge:
         return
-    # Roles may be built several times. Only the success is cached, not the graph; at worst a failure is found later.
+    # Roles may be built several times. Only success is cached, not the graph; at worst a failure appears later.
     model = (
         str(setting.model),
         layout.digest,
@@ -121,7 +118,7 @@ def check_graph(
     )
     if model in _CHECKED:
         return
-    # onnxruntime may be absent where nobody asks
+    # onnxruntime may be absent if unused
     from moretta.protocols.baffle.edge.onnx_blocks import OnnxBlocks
     from moretta.protocols.baffle.edge.onnx_forward import OnnxForward
 
@@ -143,7 +140,7 @@ def exporter(setting: Setting, layout: Layout, blocks: tuple[LayerBlock, ...] = 
     def graph_of(precision: str) -> bytes:
         if precision == RUNS_TORCH:
             return b""
-        from moretta.protocols.baffle.onnx_export import graph_of as export  # onnx may be absent where nobody asks
+        from moretta.protocols.baffle.onnx_export import graph_of as export  # onnx may be absent if unused
 
         return export(setting.model, layout, setting.row_shape, setting.row_dtype, precision, blocks)
 

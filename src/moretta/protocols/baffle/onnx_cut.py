@@ -1,9 +1,9 @@
-"""A model's ONNX graph cut into what comes before each block of layers, the layer, and what comes after it.
+"""A model's ONNX graph cut into the part before each block of layers, the layer, and the part after it.
 
-Importing this needs onnx, which is in `moretta[onnx]`. One file is the whole graph, which also gives out what the cut
-needs: what layers read, their outputs, and whatever comes after a block reads of before it. Of each block there is one
-file more, whose input is the layer's output or, where a layer is not found in the graph as PyTorch has it, the trained
-tensors themselves; of convolutions another, the layer by itself.
+Importing this needs onnx, which is in `moretta[onnx]`. One file is the whole graph, which also outputs what the cut
+needs: inputs and outputs of layers, and the values from before a block that its successors read. Each block has a
+further file, whose input is the layer's output or, if the graph does not have the layer in PyTorch's form, the trained
+tensors themselves; each convolution has another file with the layer alone.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Graph:
 
 
 def cut(proto: Any, layout: Layout, blocks: Sequence[LayerBlock]) -> bytes:
-    """Return the files of a graph of `moretta.protocols.baffle.onnx_export`, as `cut_files` packs them.
+    """Return the files of a graph of `moretta.protocols.baffle.onnx_export`, packed as in `cut_files`.
 
     Raises `moretta.errors.ParameterError` for a layer of units that the graph lacks.
     """
@@ -77,7 +77,7 @@ def cut(proto: Any, layout: Layout, blocks: Sequence[LayerBlock]) -> bytes:
             )
         start = [moves] if moves else list(block.tensors)
         inputs = list[str]()
-        if moves != OUTPUTS:  # nothing comes after the last layer
+        if moves != OUTPUTS:  # the last layer has no successors
             after, inputs = _part(whole, whole.after(start), start, layout, OUTPUTS)
             files.append(after)
         entry = asdict(block) | {

@@ -1,8 +1,8 @@
 """A PyTorch model as an ONNX graph whose trained weights are inputs, which `moretta.edge` runs at many weights.
 
 As the weights are arguments of the export, nothing can fold them into other constants. The graph's metadata
-(`moretta.protocols.baffle.edge.metadata`) say which `Layout` its weights have, so that it runs without torch.
-Means over small windows of images become matrix products, for which ONNX Runtime takes a quarter of the time.
+(`moretta.protocols.baffle.edge.metadata`) contain the `Layout` of its weights, so that it runs without torch. Means
+over small windows of images become matrix products, for which ONNX Runtime takes a quarter of the time.
 """
 
 import copy
@@ -24,14 +24,14 @@ from moretta.protocols.common import modules
 
 try:
     import onnx
-    import onnxscript  # noqa: F401  # what torch.onnx needs
+    import onnxscript  # noqa: F401  # needed by torch.onnx
     from onnx import TensorProto, helper, numpy_helper
 
     from moretta.protocols.baffle import onnx_cut
 except ImportError as error:
     raise MissingExtra(f"exporting to ONNX needs {error.name}; run: pip install 'moretta[onnx]'") from None
 
-OPSET = 20  # the last where GroupNorm is exported as an InstanceNormalization, which ONNX Runtime runs faster
+OPSET = 20  # the last that exports GroupNorm as an InstanceNormalization, which ONNX Runtime runs faster
 PRECISIONS = ("float32", "float16", "int8-activations")
 MULTIPLIES = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 UNROUNDED = ("Flatten", "Identity", "MaxPool", "Relu", "Reshape", "Squeeze", "Transpose", "Unsqueeze")  # stay half
@@ -54,7 +54,7 @@ class _Functional(nn.Module):
 
 
 def _further_places(model: nn.Module, layout: Layout) -> dict[str, str]:
-    """Return the further names of tied trained tensors, each with its first, except in a module that has two names.
+    """Return the further names of tied trained tensors, each with its first, except in a module with two names.
 
     By default `torch.func.functional_call` sets such a module's tensors twice, in an order that differs from process to
     process, and in one of the orders does not restore them.
@@ -86,17 +86,17 @@ def graph_of(
     Inputs and the output `outputs`, [rows, outputs], have `layout.dtype` (tokens: `input_dtype`) at every precision:
 
     - "float32": arithmetic in `layout.dtype`, which may also be float64.
-    - "float16": weights, inputs, fixed tensors and what each operation yields are rounded to half precision; within
-      one operation sums are kept in `layout.dtype`, as hardware for half precision does.
-    - "int8-activations": what each convolution or matrix product reads, other than weights, is rounded to 256 levels
-      between its least and greatest entry, row by row, so that rows do not reach each other.
+    - "float16": weights, inputs, fixed tensors and results of operations are rounded to half precision; within one
+      operation sums are kept in `layout.dtype`, as in hardware for half precision.
+    - "int8-activations": inputs of each convolution or matrix product, except weights, are rounded to 256 levels
+      between their least and greatest entry, row by row, so that rows do not affect each other.
 
     blocks: of layers that are moved one after the other; the graph is then cut into files of these
-    (`moretta.protocols.baffle.onnx_cut`), for which only "float32" will do.
+    (`moretta.protocols.baffle.onnx_cut`), for which only "float32" is supported.
 
-    The model is exported as in evaluation; it is left as it was. Frozen parameters and buffers are part of the file.
-    Raises ParameterError, in one sentence, for a model that ONNX cannot express; importing this module without onnx
-    raises MissingExtra.
+    The model is exported in evaluation mode, and unchanged afterwards. Frozen parameters and buffers are part of the
+    file. Raises ParameterError, in one sentence, for a model that ONNX cannot express; importing this module without
+    onnx raises MissingExtra.
     """
     if precision not in PRECISIONS:
         raise ParameterError(f'precision = "{precision}": expected one of {", ".join(PRECISIONS)}')
@@ -156,7 +156,7 @@ def _exported(
 
 
 def _forget_origin(proto: onnx.ModelProto) -> None:
-    """Remove what the exporter notes for every operation: lines and folders of the server's own code."""
+    """Remove the exporter's notes on operations: lines and folders of the server's own code."""
     graph = proto.graph
     del proto.metadata_props[:]
     for part in (graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
@@ -167,7 +167,7 @@ def _forget_origin(proto: onnx.ModelProto) -> None:
 def _join_scale_and_shift(proto: onnx.ModelProto) -> None:
     """Compute y * weight + bias of each GroupNorm in one pass over y, [rows, channels, ...], instead of two.
 
-    That is a BatchNormalization of mean 0 and variance 1; it takes 4 to 8 % off the time of a convolutional net.
+    That is a BatchNormalization of mean 0 and variance 1; it saves 4 to 8 % of a convolutional net's time.
     """
     graph, known = proto.graph, onnx.shape_inference.infer_shapes(proto, data_prop=True).graph
     makers = {name: node for node in graph.node for name in node.output}
@@ -177,7 +177,7 @@ def _join_scale_and_shift(proto: onnx.ModelProto) -> None:
     axes = {tensor.name: onnx.numpy_helper.to_array(tensor).tolist() for tensor in graph.initializer}
 
     def channels(name: str, rank: int) -> str | None:
-        """Return the trained vector that lies along axis 1 under this name, if one does."""
+        """Return the trained vector along axis 1 under this name, if any."""
         node = makers.get(name)
         if node is None or node.op_type != "Unsqueeze" or len(lengths.get(node.input[0], "..")) != 1:
             return None
@@ -206,7 +206,7 @@ def _join_scale_and_shift(proto: onnx.ModelProto) -> None:
 
 def _inexpressible(error: object) -> ParameterError:
     while isinstance(error, BaseException) and error.__cause__ is not None:
-        error = error.__cause__  # the first cause says what of the model it is; the others in which step
+        error = error.__cause__  # the first cause names the model's part; the others the step
     reason = next((line for line in str(error).splitlines() if line.strip()), "no reason")
     return ParameterError(f"this model cannot be expressed in ONNX: {reason:.300}")
 
@@ -214,8 +214,8 @@ def _inexpressible(error: object) -> ParameterError:
 def _round_to_half(proto: onnx.ModelProto) -> None:
     """Cast all inputs and results of operations to half precision and back.
 
-    A graph of half-precision operations would not do. Where ONNX Runtime has no half kernel, it leaves out the casts in
-    between (on x86 nothing is rounded then). It never leaves out a cast to half and back that the graph itself has.
+    A graph of half-precision operations would not do. Where ONNX Runtime has no half kernel, it omits the casts in
+    between (on x86 nothing is rounded then). It never omits a cast to half and back that the graph itself has.
     """
     graph = proto.graph
     _refuse_control_flow(graph, "float16")
@@ -246,7 +246,7 @@ def _round_to_half(proto: onnx.ModelProto) -> None:
 
 
 def _round_activations(proto: onnx.ModelProto) -> None:
-    """Round what depends on x, before each product, to 256 levels."""
+    """Round values that depend on x to 256 levels before each product."""
     graph = proto.graph
     _refuse_control_flow(graph, "int8-activations")
     shapes = {value.name: value.type.tensor_type.shape.dim for value in (*graph.value_info, graph.input[0])}
@@ -256,7 +256,7 @@ def _round_activations(proto: onnx.ModelProto) -> None:
             moving.update(node.output)
         for place, name in enumerate(node.input[:2] if node.op_type in MULTIPLIES else ()):
             if name not in moving:
-                continue  # a weight, or made of weights
+                continue  # a weight, or computed from weights
             if name not in rounded:
                 if not shapes.get(name) or "rows" not in shapes[name][0].dim_param:
                     raise ParameterError(
@@ -278,7 +278,7 @@ def _refuse_control_flow(graph: onnx.GraphProto, precision: str) -> None:
 
 
 def _rounding(name: str) -> Iterator[onnx.NodeProto]:
-    """Yield what makes `name`/rounded of float `name`, [rows, ...]: DynamicQuantizeLinear and its inverse, row by row.
+    """Yield the operations that round a float `name`, [rows, ...]: DynamicQuantizeLinear and its inverse, row by row.
 
     scale = (max(x, 0) - min(x, 0)) / 255, zero = round(-min(x, 0) / scale), uint8.
     """
@@ -305,7 +305,7 @@ def _rounding(name: str) -> Iterator[onnx.NodeProto]:
     yield node("DequantizeLinear", "/uint8,/scale,/zero", "/rounded", axis=0)
 
 
-MOST_WINDOWS = 64  # beside each other; a product costs as much for each. PyTorch's limit is in `batched`
+MOST_WINDOWS = 64  # side by side; a product costs as much for each. PyTorch's limit is in `batched`
 
 
 class Windows(NamedTuple):
@@ -318,14 +318,14 @@ class Windows(NamedTuple):
     broad: int
 
     def product(self, kind: Any) -> NDArray[np.floating]:
-        """Return what a row of windows, [tall width], is multiplied with: [tall width, width / broad]."""
+        """Return the factor of a row of windows, [tall width]: [tall width, width / broad]."""
         each = np.repeat(np.eye(self.width // self.broad, dtype=kind), self.broad, axis=0)
         means: NDArray[np.floating] = np.tile(each, (self.tall, 1)) / np.asarray(self.tall * self.broad, kind)
         return means
 
 
 def pool_by_products(proto: onnx.ModelProto) -> None:
-    """Replace each `AveragePool` whose windows lie beside each other and tile the image."""
+    """Replace each `AveragePool` with adjacent windows that tile the image."""
     graph = proto.graph
     known = onnx.shape_inference.infer_shapes(proto, data_prop=True).graph
     types = {value.name: value.type.tensor_type for value in known.value_info}
@@ -350,7 +350,7 @@ def pool_by_products(proto: onnx.ModelProto) -> None:
 
 
 def _windows(node: onnx.NodeProto, kind: onnx.TypeProto.Tensor | None) -> Windows | None:
-    """Return the windows of an `AveragePool`, where they tile an image of known size."""
+    """Return the windows of an `AveragePool`, if they tile an image of known size."""
     attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     sizes = [dim.dim_value for dim in kind.shape.dim[1:]] if kind is not None else []
     kernel = attributes.get("kernel_shape", [])

@@ -18,10 +18,11 @@ from moretta.protocols.common.training import Minutes, PrivateTraining
 
 Directions = Annotated[int, Field(ge=2, le=MOST // 2)]
 ALL = 100  # directions of a round that moves all parameters at once
-# A lot's sum, and its noise, pass so many times the clip norm with a chance below 1e-9. A refusal for size would tell.
+# A lot's sum, and its noise, exceed this multiple of the clip norm with a chance below 1e-9. A refusal for size would
+# reveal something.
 SURE_LOT, SURE_NOISE = 12, 10
-# A process that has imported what it needs has 64 MiB resident at its peak (x86-64 Linux, Python 3.11). A limit well
-# below that has room for no model, on any machine or version.
+# A process with its imports has 64 MiB resident at its peak (x86-64 Linux, Python 3.11). A limit well below that has
+# room for no model, on any machine or version.
 FLOOR_MIB = 48.0
 # At these the loss differences of the edge client correlate with exact ones to 0.95 or more (docs/baffle-edge.md).
 LEAST_SIGMA = {"float32": 0.0, "float16": 1e-4, "int8-activations": 1e-3}
@@ -166,7 +167,7 @@ class BAFFLE(PrivateTraining):
 
     @property
     def noises_scalars(self) -> bool:
-        """Whether noise goes on scalars: at the batch level. At the epoch level it goes on whole differences."""
+        """Whether noise goes on scalars (the batch level). At the epoch level it goes on whole differences."""
         return self.privacy is not None and not self.steps_at_silos
 
     def k_of(self, number: int, rounds: int) -> int:

@@ -113,10 +113,7 @@ def left(client: Role) -> Left:
 
 
 def _check_rows(setting: Setting, forward: TorchForward, *, several: bool) -> None:
-    """Raise ParameterError if a row's outputs depend on other rows or change between passes.
-
-    The first silo's rows are tried, or rows of ones if all silos are remote.
-    """
+    """Try a silo's rows, or ones; raise ParameterError if rows affect each other or outputs change between passes."""
     rows = next((silo.x[:8] for silo in setting.local), None)
     x = np.ones((2, *setting.row_shape), setting.silos[0].x.dtype) if rows is None else rows
     inputs = x if x.dtype.kind in "iu" else x.astype(forward.layout.dtype)

@@ -172,8 +172,8 @@ class Server:
     def _follow(self, number: int) -> None:
         """Let the average follow the parameters.
 
-        Differs from the paper, whose coefficient is the same from the first round on: after t rounds the start would
-        still weigh ema^t. The authors' code does that too, by epochs.
+        Differs from the paper, whose coefficient is constant: after t rounds the start would still weigh ema^t. The
+        authors' code limits it too, by epochs.
         """
         most = number / (number + 9)
         if self._params.ema_each == "epoch" and self._params.ema:
@@ -204,7 +204,7 @@ class Server:
         if not self._recipe.local_epochs:
             facts["forwards"] = float(self._forwards)  # of each silo's batch
             if self._recipe.blocks:
-                facts["moves"] = float(self._recipe.most * self._forwards)  # each runs what comes after its block
+                facts["moves"] = float(self._recipe.most * self._forwards)  # each runs the layers after its block
         if self._accountant is not None:
             facts |= self._accountant.facts(self._accountant.releases.count, self._shapes(self._recipe.most))
         parameters = self._averaged()
@@ -233,7 +233,7 @@ class Server:
         self._average = np.array(state["average"], dtype=np.float64)
         if self._accountant is not None:
             self._accountant.releases.restore(state)
-        # A run that goes back to its best round has still asked in the later ones.
+        # A run that returns to its best round has still asked in the later ones.
         self._forwards = max(self._forwards, int(state["forwards"]))
         self._seed.restore(under("seed/", state))
         self._stepper.restore(state)

@@ -1,8 +1,8 @@
 """A PyTorch module that is moved block by block: `moretta.protocols.baffle.silo.blocks.MovesBlocks`.
 
-Moves of a few channels are followed as far as no others change. What comes after a convolution is mostly made channel
-by channel: normalisation in groups, an activation, a pooling. The next product reads all channels, but is linear: its
-output moves by the product of those few's difference. So a move of one channel costs a part of a layer, and full
+Moves of a few channels are followed until others change too. The layers after a convolution mostly keep channels
+separate: normalisation in groups, an activation, a pooling. The next product reads all channels, but is linear: its
+output moves by the product of the few channels' difference. So a move of one channel costs a part of a layer, and full
 outputs only from there on.
 """
 
@@ -23,7 +23,7 @@ from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.torch_forward import TorchForward
 
 aten = torch.ops.aten
-# Operations that make each channel of its own in the first argument, and read nothing else that moves.
+# Operations that keep each channel of the first argument separate, and read nothing else that moves.
 BY_CHANNEL = frozenset(
     getattr(getattr(aten, name), overload)
     for names, overload in (
@@ -159,10 +159,10 @@ def _keeps_apart(node: Node, moved: list[Node]) -> bool:
     return node.target in BY_CHANNEL or node.target in (GROUP_NORM, cutting.batch_norm)
 
 
-TOGETHER = 1 << 18  # entries of a layer's outputs that go on together, so that they stay in the processor's cache
-ROWS = 64  # that go through the model as one, so that layers' outputs stay in the cache
+TOGETHER = 1 << 18  # entries of a layer's outputs that run together, so that they stay in the processor's cache
+ROWS = 64  # in one pass through the model, so that layers' outputs stay in the cache
 FEW = 4  # moves; fewer are faster one by one
-# As torch.vmap runs them too, with a warning each time.
+# torch.vmap runs them too, with a warning each time.
 ONE_BY_ONE = (torch.ops.aten.scaled_dot_product_attention.default, torch.ops.aten._weight_norm.default)
 
 
@@ -195,7 +195,7 @@ class TorchBlocks(TorchForward):
         held = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
         self._constants: dict[Node, Any] = {node: held[name] for node, name in cut.tensors.items()} | {**cut.constants}
         self._kept: dict[Node, Any] = {}
-        self._alone = set[tuple[Node, ...]]()  # what torch.vmap was found not to run
+        self._alone = set[tuple[Node, ...]]()  # nodes that torch.vmap cannot run
 
     @property
     def rows_at_once(self) -> int:
@@ -241,7 +241,7 @@ class TorchBlocks(TorchForward):
         elif block.kind == "rank-one":
             u, v = (torch.from_numpy(side).to(kept) for side in block.sides(self.layout.shapes, signs))
             inputs: Tensor = self._kept[layer.node.args[0]]
-            slopes = inputs @ v[:, : inputs.shape[-1]].T  # the same for all units but for their sign
+            slopes = inputs @ v[:, : inputs.shape[-1]].T  # the same for all units up to sign
             if v.shape[1] > inputs.shape[-1]:
                 slopes = slopes + v[:, -1]
             slopes = (distance * slopes).movedim(-1, 0)[..., None]
@@ -308,7 +308,7 @@ class TorchBlocks(TorchForward):
                 together = torch.vmap(lambda *values: go_on(dict(zip(names, values, strict=True))))
                 outputs: Tensor = together(*moved.values())
                 return outputs
-            except RuntimeError:  # it has no rule for an operation, such as recurrent layers; one by one it may go
+            except RuntimeError:  # vmap has no rule for an operation, such as recurrent layers; single moves may run
                 self._alone.add(nodes)
         return torch.stack([go_on({node: value[move] for node, value in moved.items()}) for move in range(len(first))])
 

@@ -1,9 +1,9 @@
-"""A PyTorch module run forward at flat parameters: in place, or where it is small several parameter vectors at once.
+"""A PyTorch module run forward at flat parameters: in place, or if small at several parameter vectors at once.
 
-Directions on the device that a model runs on (`perturbed`, `combine`) have the bits that `Directions` has on the CPU.
-The keystream is the processor's. A block of eight Rademacher directions goes over in one copy of a byte a parameter,
-and is unpacked there; a Gaussian direction in two bytes an entry. Each entry of a perturbed vector is one rounded
-addition, and a sum over directions is made of integers, so where it is computed does not matter.
+Directions on the device that a model runs on (`perturbed`, `combine`) have the same bits as `Directions` on the CPU.
+The processor computes the keystream. A block of eight Rademacher directions is copied as one byte per parameter and
+unpacked on the device; a Gaussian direction as two bytes per entry. Each entry of a perturbed vector is one rounded
+addition, and a sum over directions is made of integers, so every device computes the same.
 """
 
 import copy
@@ -30,8 +30,8 @@ from moretta.protocols.common import modules
 
 SMALL = 100_000  # trained parameters; above, several models at once are no faster than one after the other
 MIXING = 1e-3  # of the largest output: by which a row may differ among others; rounding is far below
-BATCHES = 32  # of silos that go through the model together; no more are kept on its device
-LEAST, MOST, TOGETHER = 8, 32, 256  # models at once, and rows of all of them together
+BATCHES = 32  # of silos in one pass through the model, and the most kept on its device
+LEAST, MOST, TOGETHER = 8, 32, 256  # models at once, and the rows of all of them together
 
 
 def layout_of(model: nn.Module, moving: Collection[str] = ()) -> Layout:
@@ -81,10 +81,10 @@ class TorchForward:
         self.layout, self.micro_batch = layout, micro_batch
         self._model = modules.out_of_place(copy.deepcopy(model)).to(device).requires_grad_(False)
         for layer in batch_statistics.layers(self._model).values() if by_batch else ():
-            layer.track_running_stats = False  # until `statistics` asks
+            layer.track_running_stats = False  # until `statistics` needs them
         trained = dict(self._model.named_parameters())
         self._flat = torch.zeros(layout.size, dtype=modules.DTYPES[layout.dtype], device=device)
-        self._batches = dict[int, tuple[Array, Tensor]]()  # a round's, here and on the device
+        self._batches = dict[int, tuple[Array, Tensor]]()  # of a round, on the host and on the device
         for name, place in layout.places.items():  # every parameter becomes a view of the flat one: one copy sets all
             trained[name].data = self._flat[place].view(trained[name].shape)
         self._batched = Batched.of(self._model, layout) if layout.size <= SMALL else None
@@ -115,7 +115,7 @@ class TorchForward:
         return {name: held[name].cpu().numpy().copy() for name in batch_statistics.shapes(self._model)}
 
     def perturbed(self, directions: Directions, at: Array, distance: float, rows: int) -> Iterator[Any]:
-        """Yield perturbed parameters, on the device that they are for."""
+        """Yield perturbed parameters, on their device."""
         self._batches.clear()
         if self._flat.device.type == "cpu":
             return directions.perturbed(at, distance, self.at_once(rows))
@@ -145,7 +145,7 @@ class TorchForward:
         if id(x) not in self._batches:
             if len(self._batches) >= BATCHES:
                 self._batches.clear()
-            self._batches[id(x)] = x, torch.from_numpy(x).to(self._flat.device)  # x is held, so its id is its own
+            self._batches[id(x)] = x, torch.from_numpy(x).to(self._flat.device)  # x is kept, so its id is unique
         return self._batches[id(x)][1]
 
 
@@ -174,10 +174,9 @@ def check_model(model: nn.Module, *, by_batch: bool = False) -> None:
 def forward_only(model: nn.Module, x: Tensor, *, blocks: bool, by_batch: bool = False) -> tuple[nn.Module, list[str]]:
     """Return a copy of a model as forward-only silos run it, and its warnings.
 
-    Layers that draw at random run as in evaluation: losses would differ by chance and not by direction. So does
-    BatchNorm, with the model's initial statistics, if blocks of layers move.
-
-    x: a few rows. by_batch: BatchNorm normalises by a batch's own statistics.
+    Layers that draw at random run in evaluation mode: losses would differ by chance and not by direction. So does
+    BatchNorm, with the model's initial statistics, if blocks of layers move. x: a few rows. by_batch: BatchNorm
+    normalises by a batch's own statistics.
     """
     model, warnings = copy.deepcopy(model), list[str]()
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm | _InstanceNorm) and module.training]
@@ -206,7 +205,7 @@ def draws(model: nn.Module, x: Tensor) -> bool:
         before = torch.get_rng_state()
         try:
             modules.out_of_place(copy.deepcopy(model))(x)
-        except Exception:  # noqa: BLE001  # `check_rows` runs it again, and says what is wrong
+        except Exception:  # noqa: BLE001  # `check_rows` runs it again, and reports the error
             return False
         return not torch.equal(before, torch.get_rng_state())
 
@@ -242,10 +241,7 @@ def check_rows(forward: TorchForward, at: Array, x: Array, *, several: bool = Tr
 
 
 def perturbed(directions: Directions, at: Array, distance: float, device: torch.device) -> Iterator[Tensor]:
-    """Yield parameters + distance d_k for k = 1 .. K, a block together, [m, n]; they are overwritten.
-
-    at: the parameters, float32[n] or float64[n] of the CPU.
-    """
+    """Yield parameters + distance d_k, k = 1 .. K, a block together, [m, n], of CPU floats `at`; overwritten."""
     centre = torch.from_numpy(at).to(device)
     together = torch.empty((BLOCK, len(at)), dtype=centre.dtype, device=device)
     for block in range(-(-directions.count // BLOCK)):
@@ -255,7 +251,7 @@ def perturbed(directions: Directions, at: Array, distance: float, device: torch.
             for entries, vector in zip(_gaussian(directions, block), vectors, strict=True):
                 torch.add(centre, entries.to(device).to(centre.dtype).mul_(scale), out=vector)
         else:
-            step = float(at.dtype.type(distance))  # rounded as on the CPU, as the Gaussian's scale is
+            step = float(at.dtype.type(distance))  # rounded as on the CPU, like the Gaussian's scale
             octets, ahead, behind = _octets(directions, block).to(device), centre + step, centre - step
             for bit, vector in enumerate(vectors):
                 torch.where((octets >> bit & 1).bool(), behind, ahead, out=vector)

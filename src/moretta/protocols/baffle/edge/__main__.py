@@ -1,4 +1,4 @@
-"""The process itself, also ``python -m moretta.edge``; its parent talks to it by `moretta.engines.child`."""
+"""The process itself, also ``python -m moretta.edge``; its parent uses `moretta.engines.child`."""
 
 import sys
 
@@ -6,7 +6,7 @@ from moretta.errors import MissingExtra
 
 
 def main() -> None:
-    """Play one silo on standard input and output, until they end."""
+    """Run one silo on standard input and output, until they end."""
     try:
         from moretta.protocols.baffle.edge.host import main as serve
     except MissingExtra as error:

@@ -1,11 +1,10 @@
 """Convolutions at ONNX Runtime's speed for fixed weights, with weights that change from run to run.
 
 Its fast kernels need a convolution's weights in blocks of as many channels as the processor's registers hold. It makes
-such blocks of constants when it loads a graph. So it receives numbers as weights, a different one for each place. Its
-optimised graph shows where each weight goes, whatever the processor and the version. That graph is loaded with our
-arrays in these places, which are written before each run.
-
-A graph with any other form, or with other results than the original, is not used.
+such blocks of constants when it loads a graph. So its first weights are indices, a different number for each place. The
+optimised graph shows where each weight goes, for every processor and version. That graph is loaded with our arrays in
+these places, which are written before each run. A graph of another form, or with other results than the original, is
+not used.
 """
 
 import contextlib
@@ -28,18 +27,15 @@ GRAPH, NODE, INITIALIZER, INPUT, VALUE_NAME = 7, 1, 5, 11, 1
 READS, OPERATION = 1, 4
 DIMS, DATA_TYPE, NAME, RAW_DATA = 1, 2, 8, 9
 FLOAT = 1
-FIRST, MOST = 1 << 23, 1 << 23  # float32 has so many whole numbers from there on
+FIRST, MOST = 1 << 23, 1 << 23  # from there on float32 has as many whole numbers
 BLOCKS = (8, 16)  # channels
-# Optimizations that compute with weights or join them to an operation, after which they would be no numbers of ours.
+# Optimizations that compute with weights or join them to an operation, after which they would be other numbers.
 LEFT_OUT = ("ConstantFolding", "ConvBNFusion", "ConvMulFusion", "ConvAddFusion")
-EXACT = 1e-4  # of the largest output; rounding is far below, a weight in another's place far above
+EXACT = 1e-4  # relative to the largest output; rounding is far below, a misplaced weight far above
 
 
 class Place(NamedTuple):
-    """The place of one convolution's weights: `array`, [k, m], is `weights[part].reshape(k, -1)` at columns `order`.
-
-    padded: with a column of zeros after the last.
-    """
+    """One convolution's weights: `array`, [k, m], is `weights[part].reshape(k, -1)` at `order`, zeros if `padded`."""
 
     array: NDArray[np.float32]
     part: slice
@@ -51,7 +47,7 @@ class Place(NamedTuple):
         rows = weights[self.part].reshape(len(self.array), -1)
         if self.padded:
             rows = np.append(rows, np.zeros((len(rows), 1), rows.dtype), axis=1)
-        # "clip": with the default mode numpy would make a copy of what it writes to
+        # "clip": in the default mode numpy would copy the output array
         np.take(rows, self.order, axis=1, out=self.array, mode="clip")
 
 
@@ -67,7 +63,7 @@ class InBlocks(NamedTuple):
 def in_blocks(
     graph: bytes, layout: Layout, load: Callable[..., Any], value_of: Callable[[Array], Any]
 ) -> InBlocks | None:
-    """Return a session that is faster than the graph's own, or None if none is.
+    """Return a session that is faster than the graph's own, else None.
 
     load: `moretta.protocols.baffle.edge.onnx_forward.session_of`. value_of: an array that ONNX Runtime reads in place;
     keep it as long as the session.
@@ -76,7 +72,7 @@ def in_blocks(
     if not weights or layout.dtype != "float32":
         return None
     with _unnamed() as numbered, _unnamed() as saved:
-        with numbered.open("wb") as file:  # a tensor at a time: memory for all would be most of what this takes
+        with numbered.open("wb") as file:  # one tensor at a time: memory for all would dominate
             file.writelines(_with_constants(graph, weights))
         load(str(numbered), saved=str(saved))
         made = saved.read_bytes()

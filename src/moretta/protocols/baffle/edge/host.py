@@ -1,6 +1,6 @@
 """The life of an edge client's process: it receives its settings, and answers one message after the other.
 
-`fit` finds the number of rows at a time that stays under a memory limit, in MiB, 2^20 bytes.
+`fit` computes the number of rows at a time that stays under a memory limit, in MiB, 2^20 bytes.
 """
 
 import hashlib
@@ -38,18 +38,18 @@ from moretta.protocols.common.silo_setup import SiloSetup
 from moretta.secure_aggregation.keystream import SecretRoot
 
 SCHEMA = (*schema_of(MESSAGES), *OF_PROCESS)
-# Arrays as long as the parameters that an estimate holds beside the perturbed ones: the server's, their signs, and a
-# direction. Gaussian ones come from a table by 64-bit numbers. A silo that adds up its own estimate also holds sums,
-# and for Adam two moments, those of the round's start, and copies of all for its checkpoint and on their way there.
-# Noise on a whole difference takes 44 bytes an entry at its peak, 16 more for what may be removed, beside the sums.
+# An estimate's arrays of the parameters' length, beside the perturbed ones: the server's, their signs, and a direction.
+# Gaussian ones come from a table by 64-bit numbers. A silo that sums its own estimate also holds sums, and for Adam two
+# moments, those of the round's start, and copies of all for its checkpoint and on their way there. Noise on a whole
+# difference takes 44 bytes an entry at its peak, 16 more for its removable parts, beside the sums.
 BESIDE, BESIDE_GAUSSIAN, BESIDE_SUMS, BESIDE_NOISE, BESIDE_ADAM = 6, 10, 14, 20, 36
 # Bytes of an estimate for each row in each direction, and for each direction. At its peak it holds four arrays of
 # losses and their differences, float64[K, rows], and before they are joined one object for each direction.
 ROW, DIRECTION = 4 * 8, 256
-DEVIATIONS = 6  # by which a random lot may be larger than expected
+DEVIATIONS = 6  # by which a random lot may exceed its expected size
 OWN = Path("/proc/self")
-SLACK = 4 << 20  # bytes for whatever else, such as code that was given back and is needed for an upload
-SPARE = 1.25  # what an allocator may round up: measured steps are up to 1.16 times the one before, a row
+SLACK = 4 << 20  # bytes for the rest, such as code that was freed and is needed for an upload
+SPARE = 1.25  # an allocator's rounding: measured steps are up to 1.16 times the previous one, a row
 
 
 class EdgeSilo:
@@ -59,13 +59,13 @@ class EdgeSilo:
         self._settings = settings = EdgeSettings.load(begin.settings, x, y)
         if settings.memory_limit_mib is not None:
             cap(settings.memory_limit_mib)
-        self._graph = b""  # the digest of the one that was loaded
+        self._graph = b""  # the digest of the loaded graph
         self._forward: OnnxForward | OnnxBlocks | None = None
         self._too_large: ParameterError | None = None
         insecure = SecretRoot(begin.insecure) if begin.insecure else None
         self._client = Client(
             settings.setup,
-            replace(settings.recipe, checkpoint_minutes=None),  # it can make no file once it is confined
+            replace(settings.recipe, checkpoint_minutes=None),  # a confined process can make no file
             insecure=insecure,
             load=self._load,
             runs=settings.precision,
@@ -77,14 +77,14 @@ class EdgeSilo:
         _confine(settings.setup)  # all files are read by now, and no graph is loaded yet
 
     def answer(self, message: Message) -> Message:
-        """Answer a message, or refuse once the memory limit was exceeded."""
+        """Answer a message; refuse once the memory limit was exceeded."""
         if isinstance(message, Restore):
             self._sent_state = as_bytes(message.state)
             self._client.restore(self._sent_state)
             return Acknowledged(stamp=HERE)
         try:
             answer = answered(self._client, message)
-        except MemoryError:  # of `cap`; what was being made is gone
+        except MemoryError:  # of `cap`; the allocation was freed
             if self._settings.memory_limit_mib is None:
                 raise
             raise RowsError(
@@ -93,7 +93,7 @@ class EdgeSilo:
                 "model"
             ) from None
         limit, peak = self._settings.memory_limit_mib, peak_mib()
-        if limit is not None and peak > limit and self._forward is not None:  # before that, the need is not known
+        if limit is not None and peak > limit and self._forward is not None:  # earlier the need is unknown
             raise RowsError(
                 f"memory-limit-mib = {limit:g}: the client has taken {peak:.1f} MiB; give at least "
                 f"{math.ceil(peak) + 1}, or a smaller micro-batch, k or batch-size"
@@ -130,7 +130,7 @@ class EdgeSilo:
         return forward
 
     def _fit(self, forward: OnnxForward | OnnxBlocks, limit: float) -> None:
-        """Find the number of rows at a time that fits the limit, beside an estimate's other memory.
+        """Compute the number of rows at a time that fits the limit, beside an estimate's other memory.
 
         Raises ParameterError, with the needed limit, if not even one row at a time fits.
         """
@@ -157,7 +157,7 @@ class EdgeSilo:
             BESIDE_NOISE if recipe.local_epochs and setup.privacy is not None else 0,
             BESIDE_ADAM if recipe.adam else 0,  # at the epoch level alone
         )
-        if setup.privacy is not None and not recipe.local_epochs:  # of a lot, which is drawn
+        if setup.privacy is not None and not recipe.local_epochs:  # of a drawn lot
             lot = setup.batch_size or len(setup.x)
             rows = min(len(setup.x), math.ceil(lot + DEVIATIONS * math.sqrt(lot)))
         count = recipe.most if recipe.blocks else directions_of(recipe.form, recipe.most)
@@ -170,7 +170,7 @@ class EdgeSilo:
 
 
 def _confine(setup: SiloSetup) -> None:
-    """Refuse this process all files but those that run a graph and record what it has helped to open.
+    """Deny this process all files but those that run a graph and record which sums it has helped to open.
 
     Its own folder of /proc, which reports its memory, stays open, so that the kernel's rule for it stays too.
     """
@@ -193,11 +193,10 @@ def fit(
 ) -> int:
     """Set and return the largest micro-batch of 1, 2, 4, ... rows, up to len(x), that stays within `limit_mib`.
 
-    Runs the model at each size and reads the memory. It only grows, and only if the measured sizes, extrapolated along
-    a line, stay a MiB below the limit.
-    `parameters`: one flat array of `forward.layout`, with any values. `besides`: words for the error about the caller's
-    other memory. `run`: runs some rows; None runs the model once. Raises ParameterError, with the needed limit, if one
-    row at a time does not fit.
+    Runs the model at each size and reads the memory. It grows only while the measured sizes, extrapolated along a line,
+    stay a MiB below the limit. `parameters`: one flat array of `forward.layout`, with any values. `besides`: words for
+    the error about the caller's other memory. `run`: runs some rows; None runs the model once. Raises ParameterError,
+    with the needed limit, if one row at a time does not fit.
     """
     run = run or (lambda some: forward.outputs(parameters[None], some))
     peaks = [status("VmRSS") or peak_mib(), _peak_at(forward, x, 1, run)]
@@ -207,7 +206,7 @@ def fit(
             f"memory-limit-mib = {limit_mib:g}: the client needs at least {needed} MiB for one row at a time{besides}; "
             f"give at least {needed + 1}"
         )
-    rows, slope = 1, peaks[1] - peaks[0]  # MiB a row
+    rows, slope = 1, peaks[1] - peaks[0]  # MiB per row
     while (more := min(rows, len(x) - rows)) and peaks[-1] + SPARE * slope * more <= limit_mib - 1:
         peaks.append(_peak_at(forward, x, rows + more, run))
         if peaks[-1] > limit_mib:
@@ -221,7 +220,7 @@ def _peak_at(forward: OnnxForward | OnnxBlocks, x: Array, rows: int, run: Callab
     forward.micro_batch = rows
 
     def twice() -> None:
-        for _ in range(2):  # the second time, sizes known from the first may be allocated at once
+        for _ in range(2):  # the second time, known sizes may be allocated at once
             run(x[:rows])
 
     return peak_of(twice)
@@ -247,7 +246,7 @@ class Host:
             answer = self._answer(asked)
         except MorettaError as caught:
             error = caught
-        except Exception as caught:  # noqa: BLE001  # the process lives on: it costs the silo this exchange only
+        except Exception as caught:  # noqa: BLE001  # the process survives: an error costs the silo this exchange only
             traceback.print_exc()
             error = caught
         framing.write(self._sink, self._codec.encode(self._envelope(error)))
@@ -282,12 +281,12 @@ def main() -> None:
     """Serve on standard input and output."""
     give_back_code()
     own = os.dup(1)
-    os.dup2(2, 1)  # whatever else is printed goes to standard error
+    os.dup2(2, 1)  # all other prints go to standard error
     host = Host(sys.stdin.buffer, os.fdopen(own, "wb"))
     try:
         while host.turn():
             pass
     except CodecError as error:
         sys.exit(f"moretta.edge: {error}")
-    except (BrokenPipeError, KeyboardInterrupt):  # the parent process is gone, or about to end
+    except (BrokenPipeError, KeyboardInterrupt):  # the parent process has ended, or will
         sys.exit(1)

@@ -51,7 +51,7 @@ def read(metadata: Mapping[str, str]) -> tuple[Layout, str]:
     return layout, precision
 
 
-BLOCKS = "moretta.blocks"  # the entry of the first file's metadata that says what the others are
+BLOCKS = "moretta.blocks"  # the entry of the first file's metadata that describes the others
 MAGIC = b"moretta blocks 2"
 MOST = 1 << 16  # files
 

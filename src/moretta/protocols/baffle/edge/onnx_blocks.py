@@ -1,7 +1,7 @@
 """Moves one block of layers after the other with ONNX Runtime: `moretta.protocols.baffle.silo.blocks.MovesBlocks`.
 
 It runs a few rows at a time, and several moves together only if a layer's outputs are small. So its memory is that of
-one forward pass and of what it keeps for later. Files are checked as far as for a graph in one piece
+one forward pass and of the values kept for later. The checks of files are those of a graph in one piece
 (`moretta.protocols.baffle.edge.onnx_forward`).
 """
 
@@ -18,7 +18,7 @@ from moretta.protocols.baffle.edge.onnx_forward import cannot_run, row_of, sessi
 from moretta.protocols.baffle.silo.blocks import LayerBlock, Rule, Signs, stretches
 
 Feeds = dict[str, Array]
-TOGETHER = 1 << 14  # entries of a layer's outputs that go on together: less than a convolution keeps
+TOGETHER = 1 << 14  # entries of a layer's outputs that run together: less than a convolution keeps
 
 
 class _Part:
@@ -39,8 +39,9 @@ class _Part:
 
 
 class _Layer(NamedTuple):
-    """What a block's layer reads and makes (empty names: the block's own tensors move), what comes after it reads of
-    before it, and its files: what comes after, and of a convolution the layer alone."""
+    """A block's layer. It has what the layer reads and makes (empty names: the block's own tensors move), what its
+    successors read from before it, and its files: the successors, and for a convolution the layer alone.
+    """
 
     reads: str
     moves: str
@@ -49,7 +50,7 @@ class _Layer(NamedTuple):
     alone: _Part | None
 
     def fits(self, block: LayerBlock, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Return whether the files read what moves, and only existing tensors."""
+        """Return whether the files read the moved tensors, and only existing ones."""
         moved = {self.moves} if self.moves else set(block.tensors)
         known = {*moved, *self.kept, *shapes, "x"}
         after = self.after is None or moved <= set(self.after.inputs) <= known
@@ -64,10 +65,7 @@ class OnnxBlocks:
     """
 
     def __init__(self, files: bytes, rule: Rule, micro_batch: int | None = 4) -> None:
-        """Load the files.
-
-        Raises ParameterError for files that are no cut model, or with blocks that break the rule.
-        """
+        """Load the files. Raises ParameterError for files that are no cut model, or blocks that break the rule."""
         first, *others = (_Part(file) for file in metadata.unpacked(files))
         described = first.session.get_modelmeta().custom_metadata_map
         self.layout, self.precision = metadata.read(described)
@@ -82,7 +80,7 @@ class OnnxBlocks:
                     reads,
                     moves,
                     kept,
-                    next(left) if moves != "outputs" else None,  # nothing comes after the last layer
+                    next(left) if moves != "outputs" else None,  # the last layer has no successors
                     next(left) if block.kind == "channels" and moves else None,
                 )
                 for block, reads, moves, kept in entries

@@ -2,9 +2,9 @@
 
 A graph's trained inputs must have the names, shapes and dtype of the layout in its metadata, and a silo refuses a round
 whose parameters have another layout. But the layout's digest of fixed tensors is the graph's own claim, because ONNX
-Runtime shows no constants. The silo takes operations and their order on the server's word, as for any model. So a graph
-can make a silo's losses reveal other things about its rows than the model's would. It cannot read files, run foreign
-code or exceed the silo's memory limit: `moretta.protocols.baffle.edge.strict` and `moretta.engines.usage.cap`.
+Runtime shows no constants. The silo trusts the server for operations and their order, as for any model. So a graph can
+make a silo's losses reveal other things about its rows than the model's would. It cannot read files, run foreign code
+or exceed the silo's memory limit: `moretta.protocols.baffle.edge.strict` and `moretta.engines.usage.cap`.
 """
 
 import logging
@@ -39,18 +39,17 @@ DTYPES = {
 class OnnxForward:
     """One graph, of which only the trained weights change; they are read in place, never copied.
 
-    Those of convolutions are copied if that is faster: `moretta.protocols.baffle.edge.blocked_convolutions`.
-
-    layout: of the flat array of weights. precision: of the export. row_shape: of one row of inputs. micro_batch: how
-    many rows run at once, None for all; it may change between calls. A few rows take less memory, and less time if
-    their activations stay in the processor's cache.
+    Those of convolutions are copied if that is faster: `moretta.protocols.baffle.edge.blocked_convolutions`. layout:
+    of the flat array of weights. precision: of the export. row_shape: of one row of inputs. micro_batch: rows that run
+    at once, None for all, changeable between calls. A few rows take less memory, and less time if their activations
+    stay in the processor's cache.
     """
 
     def __init__(self, graph: bytes, micro_batch: int | None = 4) -> None:
         """Load a graph.
 
-        Raises ParameterError for bytes that are no ONNX file or not one of ours, or a model that ONNX Runtime has no
-        kernel (a convolution in float64, for one) or no memory for.
+        Raises ParameterError for bytes that are no ONNX file or not one of ours, or a model for which ONNX Runtime has
+        no kernel (such as a convolution in float64) or no memory.
         """
         graph = strict.admitted(graph)
         session = session_of(graph)
@@ -67,7 +66,7 @@ class OnnxForward:
         self._speed_up(graph)
 
     def _speed_up(self, graph: bytes) -> None:
-        """Use the session with convolutions' weights in blocks, if there is one with the same results."""
+        """Use the session with convolutions' weights in blocks, if one exists with the same results."""
         if self._x_dtype != "float32":
             return
         plain = self._blocks
@@ -75,13 +74,13 @@ class OnnxForward:
             session = in_blocks(graph, self.layout, session_of, ort.OrtValue.ortvalue_from_numpy)
             if session is None:
                 return
-            # Any weights and rows that differ from each other; two of them, as arrays that are filled anew must count.
+            # Any weights and rows that differ from each other; two of them, to test that refilled arrays count.
             tried = np.sin(np.arange(2 * self.layout.size, dtype=np.float32)).reshape(2, -1) / 8
             x = np.cos(np.arange(math.prod(self.row_shape), dtype=np.float32)).reshape(1, *self.row_shape)
             expected = self.outputs(tried, x)
             self._use(session)
             as_wanted = same(self.outputs(tried, x), expected)
-        except Exception as error:  # noqa: BLE001  # of a runtime that has no such kernels
+        except Exception as error:  # noqa: BLE001  # of a runtime without such kernels
             log.info("convolutions' weights are not kept in blocks: %s", type(error).__name__)
             self._use(plain)
             return
@@ -91,18 +90,18 @@ class OnnxForward:
 
     def _use(self, blocks: InBlocks) -> None:
         self._blocks, self._binding = blocks, blocks.session.io_binding()
-        self._bound: int | None = None  # the address that the weights are bound to
+        self._bound: int | None = None  # the address of the bound weights
 
     def at_once(self, rows: int) -> int:
-        """Return 1: vectors of weights run one after the other, however many rows there are."""
+        """Return 1: vectors of weights run one after the other, for any number of rows."""
         return 1
 
     def outputs(self, parameters: NDArray[np.floating], x: Array) -> Array:
         """Return the outputs of the model at each of m parameter vectors, float[m, rows, outputs] of `layout.dtype`.
 
         parameters and x: as of `Forward`; x is converted to the graph's dtype and need not be contiguous. Raises
-        ParameterError for arrays of another shape or dtype than the graph's, and for an operation that fails or asks
-        for too much memory.
+        ParameterError for arrays of another shape or dtype than the graph's, and for an operation that fails or
+        requests too much memory.
         """
         if x.shape[1:] != self.row_shape:
             raise RowsError(f"this model takes rows of shape {self.row_shape}, not {x.shape[1:]}")
@@ -128,7 +127,7 @@ class OnnxForward:
             place.fill(flat)
         address = flat.ctypes.data
         if address == self._bound:
-            return  # the bindings are addresses: whatever array lies there now is read
+            return  # the bindings are addresses: the array at the address is read
         at, item = address, flat.itemsize
         for name, shape in layout.shapes.items():
             if name not in self._blocks.filled:
@@ -142,14 +141,11 @@ class OnnxForward:
         try:
             self._blocks.session.run_with_iobinding(self._binding)
         except Exception as error:  # noqa: BLE001  # as above
-            raise RowsError(str(cannot_run(error))) from None  # a token's id beyond the vocabulary, for one
+            raise RowsError(str(cannot_run(error))) from None  # such as a token id beyond the vocabulary
 
 
 def row_of(put: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Return the shape and dtype of one row of a graph's input or output.
-
-    Raises ParameterError for a size that is not a number, or a dtype that no model of ours has.
-    """
+    """Return shape and dtype of a row of a graph's input or output. Raises ParameterError for unsupported ones."""
     shape = tuple(put.shape[1:])
     if put.type not in DTYPES or not all(type(size) is int for size in shape):
         raise ParameterError(
@@ -162,15 +158,14 @@ def row_of(put: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
 def session_of(graph: bytes | str, *, saved: str = "", arrays: Mapping[str, Any] | None = None) -> Any:
     """Return a session of a graph, or of the file at a path.
 
-    saved: a path for the optimised graph, without `LEFT_OUT`. arrays: constants, by name, for a graph that is used
-    unchanged.
+    saved: a path for the optimised graph, without `LEFT_OUT`. arrays: constants, by name, for a graph used unchanged.
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.log_severity_level = 4  # what is wrong is raised
+    options.log_severity_level = 4  # errors are raised
     options.enable_mem_pattern = False  # it holds a second copy of all activations, and is no faster
     options.optimized_model_filepath = saved
     if arrays is not None:
@@ -185,7 +180,7 @@ def session_of(graph: bytes | str, *, saved: str = "", arrays: Mapping[str, Any]
             "disabled_optimizers": left_out,
             "enable_fallback": 0,
         }
-        session = ort.InferenceSession(graph, options, **options_of_session)  # a fallback would print what failed
+        session = ort.InferenceSession(graph, options, **options_of_session)  # a fallback would print the failure
         puts = (*session.get_inputs(), *session.get_outputs())
         _ = session.get_modelmeta().custom_metadata_map, [(put.name, put.shape) for put in puts]  # raises unless UTF-8
         return session

@@ -1,12 +1,12 @@
 """The ONNX file that ONNX Runtime loads: rewritten with only the allowed fields and operations.
 
 ONNX Runtime reads files that tensors name as external data, and runs operators of other domains than ONNX's own. Two
-parsers may read one file differently. So the content read here is written again in protobuf's canonical encoding, and
-those bytes are loaded: only allowed fields, operations and domains, and all tensors within the file. The onnx package
-is not needed.
+parsers may read one file differently. So this module encodes the content that it reads again, in protobuf's canonical
+encoding, and those bytes are loaded: only allowed fields, operations and domains, and all tensors within the file. The
+onnx package is not needed.
 
 Only protobuf's canonical encoding is read: numbers of the fewest bytes, tags within 32 bits, values within 64. Other
-readers cut longer ones off, each in its own way, and would see another field or value.
+readers truncate longer ones, each in its own way, and would see another field or value.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from moretta.errors import ParameterError
 
-FIXED = {1: 8, 5: 4}  # bytes of what wire types of one length take
+FIXED = {1: 8, 5: 4}  # bytes of the wire types with one length
 TEXT = 2  # the wire type of bytes, strings and messages
 MOST = 1 << 31  # bytes of a field, beyond which protobuf reads none
 
@@ -59,7 +59,7 @@ def written(number: int, value: int | bytes) -> bytes:
 
 
 def head(number: int, length: int, wire: int = TEXT) -> bytes:
-    """Return the bytes before so many bytes of a field. wire: `TEXT`, or one of `FIXED`, which has no length."""
+    """Return the bytes before `length` bytes of a field. wire: `TEXT`, or one of `FIXED`, which has no length."""
     return octets(number << 3 | wire) + (octets(length) if wire == TEXT else b"")
 
 
@@ -92,11 +92,11 @@ def _number(data: memoryview, at: int) -> tuple[int, int]:
 
 
 LARGEST = 1 << 29  # bytes of a file
-DEEPEST = 24  # messages within each other; a branch of an If takes three
+DEEPEST = 24  # nested messages; a branch of an If takes three
 DOMAINS = (b"", b"ai.onnx")
 INT32, INT64, FLOAT, DOUBLE, BYTES = "int32", "int64", "float", "double", "bytes"
-WIRES = {INT32: 0, INT64: 0, FLOAT: 5, DOUBLE: 1}  # the wire type of numbers; of all else `TEXT`
-LEFT_OUT = ""  # a field that says nothing of what is computed
+WIRES = {INT32: 0, INT64: 0, FLOAT: 5, DOUBLE: 1}  # the wire type of numbers; all others have `TEXT`
+LEFT_OUT = ""  # a field that does not affect the computation
 
 
 class Rule(NamedTuple):
@@ -173,7 +173,7 @@ ALLOWED: dict[str, dict[int, Rule]] = {
     "shape": {1: Rule("dimension", many=True)},
     "dimension": {1: Rule(INT64), 2: Rule(BYTES), 3: Rule(LEFT_OUT)},  # dim_value, dim_param
 }
-OPERATION = 4  # the field of a node that names what it does
+OPERATION = 4  # the field of a node with its operation
 # Reasons for fields that a reader should know by name.
 REFUSED = {
     ("model", 20): "training steps",
@@ -181,7 +181,7 @@ REFUSED = {
     ("tensor", 13): "tensors in other files",
     ("tensor", 14): "tensors in other files",
 }
-# Operations of ONNX that compute tensors of numbers from such. Left out are loops, random numbers, text, sequences and
+# Operations of ONNX that compute tensors of numbers from such. Omitted are loops, random numbers, text, sequences and
 # formats of images.
 _OPERATIONS = (
     b"Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh Attention AveragePool BatchNormalization BitShift "

@@ -1,8 +1,8 @@
-"""One block of layers at a time: what is moved in a round, and what the losses' differences say about it.
+"""One block of layers at a time: the moves of a round, and the estimates from the losses' differences.
 
 Moving all n parameters at once gives an estimate with n/K of the gradient's square as noise, and each of the K costs a
 whole forward pass. Here a batch goes forward once, the outputs a of every layer are kept, and a move of one layer only
-runs what comes after it. A move d has x = (L(w + s d) - L(w)) / s, or with form "central" the same of the pair w + s d
+runs the layers after it. A move d has x = (L(w + s d) - L(w)) / s, or with form "central" the same of the pair w + s d
 and w - s d. G: the gradient of the block, R: its repeats, all signs independent, from the seed that all roles share.
 
     kind       one move                                             estimate of G               E|estimate|^2 / |G|^2
@@ -11,7 +11,7 @@ and w - s d. G: the gradient of the block, R: its repeats, all signs independent
     rank-one   u v^T of a linear layer, signs u [m] and v [n]; a    1/R sum_r x_r u_r v_r^T     1 + (m n - 1) / R
                row's output moves by u (v . a)
     joint      signs on all e entries of a layer                    1/R sum_r x_r d_r           1 + (e - 1) / R
-    anew       the same for one tensor that several layers read, or whose layer is not known: all after it runs anew
+    anew       the same for one tensor that several layers read, or whose layer is unknown: all after it runs anew
     units      z_j, one output of a linear layer, in all rows       1/N sum_i g_ij a_i          1, no noise of signs
 
 g_ij is row i's own difference, so that N rows' moves of one unit are one forward pass. Each estimate is unbiased up to
@@ -19,8 +19,7 @@ terms of s; those with signs even up to s^2, as signs have no third moments.
 
 A linear layer's bias is a further column of its matrix, whose input is 1; a convolution's is a further weight of its
 channel. The scalars of all blocks go through the secure sum side by side, as without blocks. Estimates of units are as
-long as their layers and go beside them: `moretta.protocols.baffle.silo.estimate`.
-
+long as their layers, and are further tensors of the upload: `moretta.protocols.baffle.silo.estimate`.
 Differs from the paper, which moves all parameters at once.
 """
 
@@ -40,7 +39,7 @@ from moretta.secure_aggregation.keystream import Keystream, derive
 
 Kind = Literal["channels", "rank-one", "joint", "anew", "units"]
 Signs = NDArray[np.int8]
-OTHERS = 16  # moves of a block that is no convolution, normalisation or linear layer, where nobody says
+OTHERS = 16  # default moves of a block that is no convolution, normalisation or linear layer
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class LayerBlock:
     """A block: parameters that move together, or unit by unit.
 
     `name`: of the layer, or of the one tensor. `tensors`: the trained ones, by name; the weight before the bias.
-    `repeats`: R, 0 of units. `pieces`: how many moves a repeat has, each of its own channels; 1 of other kinds.
+    `repeats`: R, 0 for units. `pieces`: moves of a repeat, each with its own channels; 1 for other kinds.
     """
 
     name: str
@@ -67,7 +66,7 @@ class LayerBlock:
         return shapes[self.tensors[0]][0] if self.kind == "units" else self.scalars
 
     def signs(self, shapes: Mapping[str, tuple[int, ...]], key: bytes) -> Signs:
-        """Return the signs of all moves, int8[R, e]; of rank one u and v, one behind the other."""
+        """Return the signs of all moves, int8[R, e]; for rank one u and v, end to end."""
         entries = sum(self._sides(shapes)) if self.kind == "rank-one" else self._size(shapes)
         drawn = Keystream(key).octets(-(-self.repeats * entries // 8))
         bits = np.unpackbits(drawn, count=self.repeats * entries, bitorder="little")
@@ -125,9 +124,10 @@ class LayerBlock:
 class Rule:
     """How many moves blocks have, and how linear layers move.
 
-    `k`: about how many, by patterns of blocks' names, the first that fits. Without patterns 4 a channel up to 64 of
-    convolutions, 2 up to 32 of normalisations, m + n of linear layers, 16 of others. The squares of estimates are then
-    some 10 to 40 times the gradient's, for networks of usual widths. `linear`: "scalars" or "activations".
+    `k`: the approximate number, by patterns of blocks' names; the first match counts. Without patterns 4 a channel up
+    to 64 for convolutions, 2 up to 32 for normalisations, m + n for linear layers, 16 for others. The squares of
+    estimates are then some 10 to 40 times the gradient's, for networks of usual widths. `linear`: "scalars" or
+    "activations".
     """
 
     k: tuple[tuple[str, int], ...] = ()
@@ -183,7 +183,7 @@ class MovesBlocks(Protocol):
     def moved(self, block: LayerBlock, signs: Signs, distance: float) -> Iterator[Array]:
         """Yield the outputs at w + distance d, some moves at a time, [moves, rows, outputs], in the scalars' order.
 
-        Of units, whose signs are empty: one move for each unit.
+        Units, whose signs are empty, have one move each.
         """
 
     def inputs(self, block: LayerBlock) -> Array:
@@ -203,7 +203,7 @@ class Differences(NamedTuple):
 
 
 def stretches(count: int, together: int) -> Iterator[slice]:
-    """Yield 0 .. count in stretches of at most `together` moves."""
+    """Yield 0 .. count in slices of at most `together` moves."""
     return (slice(start, min(start + together, count)) for start in range(0, count, together))
 
 

@@ -1,17 +1,17 @@
-"""The silo's role, whatever runs its model forward. Neither this module nor its imports need torch.
+"""The silo's role, with any runner of its model. Neither this module nor its imports need torch.
 
-**Noise on a silo's K scalars**: what one row adds to them is bounded, and noise hides whether it was there. In a round,
-silo c has the lot S_c (`moretta.protocols.common.batches`), of expected size L_c:
+**Noise on a silo's K scalars** hides whether one row was present, as a row's contribution to them is bounded. In a
+round, silo c has the lot S_c (`moretta.protocols.common.batches`), of expected size L_c:
 
     i in S_c   x_i = the row's own x_1 .. x_K;   x_i <- x_i / max(1, |x_i| / C)
     upload     (sum_i x_i + whole steps of noise, of variance z^2 C^2 / S) / L_c, with the weight L_c
 
-z is dp-noise, C dp-clip, and S the fewest silos whose sum is ever opened
+z is dp-noise, C dp-clip, and S the fewest silos of any opened sum
 (`moretta.secure_aggregation.settings.SecureAggregation.sharing_noise`); `moretta.protocols.common.lattice` has the
-steps. All roles know the directions, which follow from what was released before. So a round is the sampled Gaussian
-mechanism of K numbers, whatever K (`moretta.protocols.common.accountant`). No loss is uploaded. Lot and noise follow
-from the secret root and from all that the scalars depend on, as in `moretta.protocols.fedsgd.private`; here also the
-model's graph, the seed of the directions, and K.
+steps. All roles know the directions, which follow from earlier releases. So a round is the sampled Gaussian mechanism
+of K numbers, for every K (`moretta.protocols.common.accountant`). No loss is uploaded. Lot and noise follow from the
+secret root and from all that the scalars depend on, as in `moretta.protocols.fedsgd.private`; here also the model's
+graph, the seed of the directions, and K.
 
 At the epoch level noise hides the silo: its whole difference is clipped and noised, as under federated averaging
 (`moretta.protocols.common.noise.SiloNoise.of_update`).
@@ -64,8 +64,8 @@ def noised_mean(
     """Return the upload, float64[K], of the rows' scalars [K, rows]. encoding: how the sum will be rounded.
 
     sizes: the consecutive rows of each contribution, whose mean is clipped; () is one row each. sums: as of
-    `moretta.protocols.common.noise.SiloNoise.noised`. A row whose scalars are not finite counts as 0, so that nobody
-    learns that it makes the model overflow.
+    `moretta.protocols.common.noise.SiloNoise.noised`. A row whose scalars are not finite counts as 0, so that its
+    overflow of the model stays hidden.
     """
     exact = np.where(np.isfinite(derivatives).all(axis=0), derivatives, 0.0)
     if len(sizes) < exact.shape[1]:
@@ -223,7 +223,7 @@ class Client:
     def _asked(self, ask: Estimate, *, whole: bool) -> Query:
         """Return the query of an upload: the ask, the set-up's agreement, and the seed of the directions.
 
-        whole: the same rows in each take. Under noise never: each take has noise of its own, and is counted.
+        whole: the same rows in each take; never under noise: each take has its own, and counts.
         """
         about = query_of(ask, *self._rows.agreed, self._seed.seed, whole=whole)
         if self._private is not None:
@@ -236,7 +236,7 @@ class Client:
     ) -> tuple[Estimated, Estimated | None, Estimated]:
         """Return the batch's x_k, float64[K], the estimate of layers of units, float64[n], if any, and the loss.
 
-        The loss is followed by the mean weight of rows if classes have weights.
+        If classes have weights, the loss is followed by the mean weight of rows.
         """
         means, loss, estimate = differences.derivatives.mean(axis=1), differences.losses.mean(), differences.estimate
         weights = self._recipe.loss.weights(work.targets)
@@ -258,7 +258,7 @@ class Client:
     ) -> LossWork | BlockWork:
         recipe = self._recipe
         inputs, targets = self._rows.take(index, at.dtype)
-        if recipe.augment:  # once, before losses are compared; and the same whenever these rows are asked for
+        if recipe.augment:  # once, before losses are compared; repeated asks get the same rows
             rng = np.random.Generator(np.random.PCG64([*self._rows.batches.entropy, int(purpose[1]), *index.tolist()]))
             inputs = cropped(inputs, recipe.augment, rng)
         seed = self._seed.own() if recipe.own_directions else self._seed.seed
@@ -305,7 +305,7 @@ class Client:
             self._steps.begin(ask.stamp.round)  # the moments at the round's start
             if self._private is None:
                 raise
-            difference, loss = np.zeros(forward.layout.size), 0.0  # nobody learns that its rows overflow the model
+            difference, loss = np.zeros(forward.layout.size), 0.0  # an overflow of the model stays hidden
         upload = {"difference": difference}
         with self.phase("aggregation"):
             if self._private is not None:
@@ -331,11 +331,11 @@ class Client:
             work = self._work(forward, at, index, ask.k, own)
             means, estimate, loss = self._means(work, work.alone())
             with self.phase("update"):
-                density = loss[1] if len(loss) > 1 else 1.0  # rows count by their class's weight
+                density = loss[1] if len(loss) > 1 else 1.0  # rows weigh by class
                 self._steps.step(at, work.gradient(means, estimate) / density, recipe.rates[number - 1])
             total, counted = total + loss[0] * len(index), counted + density * len(index)
             steps += 1
-            if steps < len(indices):  # the last of them is what is uploaded
+            if steps < len(indices):  # the last of them is the upload
                 self._half_done.keep(partial(self._halfway, at, total, counted, steps))
         if not np.isfinite(at).all() or not self._steps.finite:
             raise NotFinite(

@@ -3,18 +3,18 @@
     Rademacher   each entry -1 or +1. A block of 8 directions is one keystream of n bytes: bit j of byte i is the sign
                  of entry i of the block's direction j, 1 for minus.
     Gaussian     each entry standard normal to 2^-12, from 16 bits of the keystream: the highest is the sign (1 for
-                 minus), the others the place in a table of 2^15 quantiles that comes with the package.
+                 minus), the others the place in a table of 2^15 quantiles that the package contains.
 
 torch.randn and numpy's generators differ between versions, and torch's between instruction sets of one machine; AES in
 counter mode, integers and one rounded addition do not.
 
 Orthogonal directions (``orthogonal``) are s_k h_k o r. The h_k are rows of a Sylvester-Hadamard matrix of order B,
 repeated along the parameters, and r is one vector of random signs. Without each direction's own sign s_k the mean form
-would leave out parameters where all h_k agree. Each direction by itself is uniform, as before, and any two of them are
+would omit parameters where all h_k agree. Each single direction is uniform, as before, and any two of them are
 orthogonal, up to B where B does not divide n.
 
-A sum over directions, sum_k c_k d_k, is made of integers: c_k are rounded to a common step, and 256 partial sums a
-block are looked up by its bytes. Sums in int64 are exact, so they are the same bit for bit in any order.
+A sum over directions, sum_k c_k d_k, is made of integers: c_k are rounded to a common step, and a table gives 256
+partial sums of a block by its bytes. Sums in int64 are exact, so they are the same bit for bit in any order.
 """
 
 import functools
@@ -32,21 +32,21 @@ from moretta.secure_aggregation.keystream import Keystream, derive
 
 BLOCK = 8  # directions in a block: the bits of a byte
 STEP = 1 << 15  # parameters that are summed at a time, so that they stay in the cache
-MOST = STEP  # directions; an orthogonal block of them is to divide a step
-SUM_BITS = 61  # of an int64 that a sum of rounded coefficients may fill
-GAUSSIAN_BITS = 12  # the table holds whole numbers of 2^-12
+MOST = STEP  # directions; an orthogonal block of them must divide a step
+SUM_BITS = 61  # the most bits of a sum of rounded coefficients in int64
+GAUSSIAN_BITS = 12  # the table has multiples of 2^-12
 GAUSSIAN_LARGEST = 15  # bits of the largest of them
 DISTRIBUTIONS = ("rademacher", "gaussian")
 
 _BITS = (np.arange(256)[:, None] >> np.arange(BLOCK)) & 1
-_SIGNS = (1 - 2 * _BITS).astype(np.int64)  # [256, 8]: what a byte says of its 8 directions
+_SIGNS = (1 - 2 * _BITS).astype(np.int64)  # [256, 8]: the signs of a byte's 8 directions
 
 
 class Directions:
     """d_1 .. d_K of n entries each.
 
-    keys: one of 32 bytes for each block of 8 directions; for orthogonal ones a single key for all.
-    count: K. size: n. distribution: "rademacher" or "gaussian". largest: the largest |entry| of a direction.
+    keys: 32 bytes for each block of 8 directions; for orthogonal ones a single key for all. count: K. size: n.
+    distribution: "rademacher" or "gaussian". largest: the largest |entry| of a direction.
     """
 
     def __init__(
@@ -79,10 +79,7 @@ class Directions:
     def perturbed(
         self, parameters: NDArray[np.floating], distance: float, at_once: int = BLOCK
     ) -> Iterator[NDArray[np.floating]]:
-        """Yield parameters + distance d_k for k = 1 .. K, `at_once` of them together, [m, n]; they are overwritten.
-
-        parameters: float32[n] or float64[n].
-        """
+        """Yield parameters + distance d_k, k = 1 .. K, `at_once` together, [m, n], float32 or float64; overwritten."""
         blocks = (self._entries(block, parameters.dtype, distance) for block in range(-(-self.count // BLOCK)))
         entries = itertools.islice(itertools.chain.from_iterable(blocks), self.count)
         together = np.empty((min(at_once, self.count), self.size), dtype=parameters.dtype)
@@ -93,10 +90,7 @@ class Directions:
             yield vectors
 
     def combine(self, coefficients: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return sum_k c_k d_k, float64[n].
-
-        coefficients: finite, [K], each rounded to 2^-60, or for Gaussian directions 2^-45, of K times the largest.
-        """
+        """Return sum_k c_k d_k, float64[n]; c_k, [K], rounded to 2^-60 (Gaussian 2^-45) of K times the largest."""
         whole, bits = self.rounded(coefficients)
         if not self.gaussian:
             return scaled_back(self._combine_signs(whole), bits)
@@ -192,8 +186,8 @@ def keys_of(
 ) -> list[bytes]:
     """Return the keys of K = count directions for one purpose (the run, a round, the parameters' hash).
 
-    secret: the seed that the roles agreed on. pool: how many fixed directions those of each purpose are taken from, a
-    multiple of 8 and at least K; 0 makes fresh ones each time.
+    secret: the seed that the roles agreed on. pool: the number of fixed directions to take each purpose's from, a
+    multiple of 8 and at least K; 0 for fresh ones.
     """
     if orthogonal:
         return [derive(secret, "baffle directions", *purpose)]

@@ -1,6 +1,6 @@
 """From losses to a gradient: the paper's finite differences (Eqs. 1, 2, 6) and the mean form.
 
-    form            x_k, what a silo uploads                       gradient                        forwards
+    form            x_k, a silo's upload                           gradient                        forwards
     mean            (L(w + s d_k) - mean_j L(w + s d_j)) / s       1/(K-1) sum_k x_k d_k           K
     base            (L(w + s d_k) - L(w)) / s                      1/K     sum_k x_k d_k           K + 1
     twice-forward   as base, with 2K directions                    1/(2K)  sum_k x_k d_k           2K + 1
@@ -8,20 +8,19 @@
 
 s is sigma. All are linear in the losses, so the silos' mean of x_k is the x_k of all their rows. The mean form is
 unbiased through second order: the trace of the Hessian, which all d_k share, cancels with the mean.
-
 Differs from the paper: x_k is the difference over sigma, an estimate of the derivative along d_k, so that one range of
 fixed point fits every sigma.
 
 **A silo's own estimate**, of all parameters or of some, goes through the masked sum::
 
     server       shapes     plans the sum; the encoding of each tensor travels in the message that asks
-    silo c       tensors    g_c, as long as the parts, beside what else it says of its batch (its mean loss)
+    silo c       tensors    g_c, as long as the parts, with its other numbers about the batch (its mean loss)
     masked sum              sum_c N_c g_c / N: fixed point in the ring, each entry within [-limit, limit]
     server       read       the mean, float64, in its places of the flat parameters
 
-The scalars above say what the losses differ by along directions that all roles
-know. This is for estimates that nobody could put together from scalars: their directions are the silo's own, or they
-are made without any. The server then learns the weighted mean of the silos' estimates, as of gradients under FedSGD.
+The scalars above are the losses' differences along directions that all roles know. Own estimates are those that no
+other role can compute from scalars: their directions are the silo's own, or they have none. The server then learns the
+weighted mean of the silos' estimates, as of gradients under FedSGD.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ Derivatives = tuple[NDArray[np.float64], NDArray[np.float64]]
 def differences(
     form: Form, sigma: float, directions: Directions, forward: Forward, loss: RowLosses, at: Array, x: Array, y: Array
 ) -> Derivatives:
-    """Return a batch's derivatives. at: w, flat. x, y: the batch, as `Forward.outputs` and `RowLosses` take them."""
+    """Return a batch's derivatives. at: w, flat. x, y: the batch, as of `Forward.outputs` and `RowLosses`."""
     return differences_together(form, sigma, directions, forward, loss, at, [(x, y)])[0]
 
 
@@ -78,7 +77,7 @@ def differences_together(
 ) -> list[Derivatives]:
     """Return the same for several silos' batches, with directions made once: bit for bit as one by one.
 
-    batches: each with so many rows that the forward pass runs as many directions at once.
+    batches: of sizes for which the forward pass runs equally many directions at once.
     """
 
     def losses(distance: float) -> list[NDArray[np.float64]]:
@@ -94,7 +93,7 @@ def differences_together(
                 parts.append(loss(forward.outputs(vectors, x), y))
         return [np.concatenate(parts) for parts in parts_of]
 
-    with np.errstate(invalid="ignore", over="ignore"):  # the caller looks for losses that are not finite
+    with np.errstate(invalid="ignore", over="ignore"):  # the caller checks that losses are finite
         ahead = losses(sigma)
         if form == "mean":
             middles = [each.mean(axis=0) for each in ahead]
@@ -148,10 +147,7 @@ ESTIMATE, SPOKEN = "estimate", "spoken"
 
 @dataclass(frozen=True)
 class Parts:
-    """The estimated entries of the flat parameters.
-
-    slices: of the flat array, in its order, without overlap. length: of the whole flat array, n.
-    """
+    """The estimated entries of the flat parameters. slices: of these, in order, disjoint. length: of all, n."""
 
     slices: tuple[slice, ...]
     length: int
@@ -172,7 +168,7 @@ class Parts:
         return sum(part.stop - part.start for part in self.slices)
 
     def shapes(self, spoken: int) -> Shapes:
-        """Return the shapes of an upload. spoken: the numbers beside a silo's estimate, perhaps none."""
+        """Return the shapes of an upload. spoken: the numbers beside a silo's estimate, may be 0."""
         return {ESTIMATE: (self.size,)} | ({SPOKEN: (spoken,)} if spoken else {})
 
     def taken(self, flat: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -36,7 +36,7 @@ class Layout:
 
     @classmethod
     def of(cls, trained: Tensors, fixed: Tensors) -> Layout:
-        """Return the layout of a model's trained tensors, given also its fixed ones (frozen parameters, buffers)."""
+        """Return the layout of a model's trained tensors. fixed: its frozen parameters and buffers."""
         dtypes = {array.dtype.name for array in trained.values()}
         if len(dtypes) != 1 or not dtypes <= {"float32", "float64"}:
             raise ParameterError(
@@ -92,12 +92,12 @@ class Forward(Protocol):
     layout: Layout
 
     def at_once(self, rows: int) -> int:
-        """Return how many parameter vectors to run together for a batch of so many rows, at least 1."""
+        """Return the number of parameter vectors to run together for a batch of `rows`, at least 1."""
 
     def outputs(self, parameters: NDArray[np.floating], x: Array) -> Array:
         """Return the outputs of the model at each of m parameter vectors, float[m, rows, outputs].
 
-        parameters: [m, size] of `layout`, contiguous and in its dtype; never written to, and not kept.
-        x: the inputs, [rows, ...], of `layout.dtype` or whole numbers for tokens.
-        Rows do not affect each other: each row's outputs are what they would be alone, up to rounding.
+        parameters: [m, size] of `layout`, contiguous and in its dtype; never written to, and not kept. x: the inputs,
+        [rows, ...], of `layout.dtype` or whole numbers for tokens. Rows do not affect each other: each row's outputs
+        are the same without the others, up to rounding.
         """

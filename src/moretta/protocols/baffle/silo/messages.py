@@ -8,7 +8,7 @@ from moretta.errors import PeerError
 
 RUNS_TORCH = "torch"
 RUNS = (RUNS_TORCH, "float32", "float16", "int8-activations")
-"""What a silo may run: PyTorch, or of an ONNX graph a precision of `onnx_export`."""
+"""A silo's possible runners: PyTorch, or an ONNX graph in a precision of `onnx_export`."""
 
 
 @message("baffle/commit")

@@ -6,8 +6,8 @@ silo's own, without torch::
     m <- m + (1 - b1) (g - m),   v <- b2 v + (1 - b2) g^2,   w <- w - rate m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)
 
 The moments stay at the silo from one round to the next, while parameters are averaged in between, as in the authors'
-code. Nobody is sent them. A round that is repeated starts from the moments that it started from, so that its
-difference does not depend on how often it was asked for.
+code. They are never sent. A repeated round starts from its first moments, so that its difference does not depend on the
+number of asks.
 """
 
 from __future__ import annotations
@@ -34,10 +34,7 @@ COUNTS = struct.Struct("<4q")  # the round, steps before it, steps with it, byte
 
 
 class LocalSteps:
-    """Moves parameters along estimates. adam: else plain SGD. decay: L2 on all parameters. clip: the largest norm or 0.
-
-    betas: of Adam.
-    """
+    """Moves parameters along estimates. adam, betas: else plain SGD. decay: L2. clip: largest norm or 0."""
 
     def __init__(
         self, *, adam: bool, decay: float = 0.0, clip: float = 0.0, betas: tuple[float, float] = BETAS
@@ -59,7 +56,7 @@ class LocalSteps:
             gradient = gradient * min(1.0, self._clip / (float(np.linalg.norm(gradient)) or 1.0))
         if self._decay:
             gradient = gradient + self._decay * at
-        with np.errstate(over="ignore", invalid="ignore"):  # the caller looks whether parameters are still finite
+        with np.errstate(over="ignore", invalid="ignore"):  # the caller checks that parameters are still finite
             at -= (rate * (self._along(gradient, at) if self._adam else gradient)).astype(at.dtype)
 
     def _along(self, gradient: NDArray[np.float64], at: Array) -> NDArray[np.float64]:
@@ -99,10 +96,10 @@ class Recipe:
     `loss`: of a row. `most`: the largest K. `own_directions`: whether each silo draws its own and uploads its estimate.
     `clip_entry`: the largest entry of a silo's estimate, 0 for any. `augment`: how images of a batch are varied
     (`augmentation.cropped`), empty for none. `batch_statistics`: whether BatchNorm's are uploaded too. At the epoch
-    level alone: local_epochs; rates, the learning rate of each round; adam, whether steps are Adam's, of these betas,
-    else SGD's; weight_decay; clip_norm, the largest norm of a step's gradient, 0 for any. `rule`: of blocks of layers
-    that move one after the other; None if all parameters move at once. `checkpoint_minutes`: None saves nothing within
-    a round. `blocks`: of the model, once known; `most` is then the number of a round's moves.
+    level alone: local_epochs; rates, the learning rate of each round; adam, whether steps are Adam's, with betas, else
+    SGD's; weight_decay; clip_norm, the largest norm of a step's gradient, 0 for any. `rule`: of blocks of layers that
+    move one after the other; None if all parameters move at once. `checkpoint_minutes`: None saves nothing within a
+    round. `blocks`: of the model, once known; `most` is then the number of a round's moves.
     """
 
     form: Form
@@ -149,10 +146,7 @@ class Recipe:
         return LocalSteps(adam=self.adam, decay=self.weight_decay, clip=self.clip_norm, betas=self.betas)
 
     def directions(self, k: int, size: int, seed: bytes, *purpose: int | str | bytes) -> Directions:
-        """Return the directions of K = k for one purpose: the run, the round, the parameters' hash.
-
-        seed: that all roles share, or one that a silo keeps for its own directions.
-        """
+        """Return the directions of K = k for one purpose. seed: of all roles, or a silo's own secret."""
         count = directions_of(self.form, k)
         keys = keys_of(seed, count, *purpose, orthogonal=self.orthogonal, pool=self.seed_pool)
         return Directions(keys, count, size, self.direction, orthogonal=self.orthogonal)
@@ -168,14 +162,14 @@ class Recipe:
 
 @dataclass(frozen=True)
 class EdgeSettings:
-    """The input of an edge client's process, without its rows and secrets, which travel beside it.
+    """The input of an edge client's process, without its rows and secrets, which are sent separately.
 
     Args:
         setup: of the silo.
         recipe: of its uploads.
-        precision: of the graph that it runs.
+        precision: of its graph.
         memory_limit_mib: its largest memory.
-        micro_batch: rows that run at a time; None: as many as fit, or without a limit 4.
+        micro_batch: rows that run at a time; None for as many as fit, or without a limit 4.
     """
 
     setup: SiloSetup

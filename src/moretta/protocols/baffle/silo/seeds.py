@@ -1,4 +1,4 @@
-"""The seed of the directions, which nobody chooses: each role commits to its part before it sees another's.
+"""The seed of the directions, which no role can choose: each commits to its part before it sees another's.
 
     server                                         silo k
       Commit(cohort)                         -->     draws its contribution c_k
@@ -10,11 +10,11 @@
 
     seed = HKDF(H(all c_j))          a round's directions: HKDF(seed, run, round, parameter hash)
 
-Differs from the paper, whose server sends the seed: anyone who chooses it chooses the directions, and with them which
-part of the silos' gradient is uploaded. If a server leaves a silo out and asks again, each silo has a new contribution
-for the new cohort. For one cohort a contribution is always the same, so that a resumed run has the same directions. A
-silo reveals it only for the commitments it saw first: otherwise a server that broke off after it had seen all
-contributions could choose its own anew.
+Differs from the paper, whose server sends the seed: a party that chooses it chooses the directions, and with them the
+uploaded part of the silos' gradient. If a server omits a silo and asks again, each silo has a new contribution for the
+new cohort. For one cohort a contribution is always the same, so that a resumed run has the same directions. A silo
+reveals it only for the commitments it saw first: otherwise a server that stopped after it had seen all contributions
+could choose its own anew.
 """
 
 import hashlib
@@ -41,10 +41,7 @@ def parameter_hash(layout: Layout, parameters: Array) -> bytes:
 
 
 class Seed:
-    """One role's part in agreeing on the seed, and the seed.
-
-    name: of the silo, or `SERVER`. root: of its contributions. run, cohort: see `begin`.
-    """
+    """One role's part in agreeing on the seed. name: of the silo, or `SERVER`. root: of its contributions."""
 
     def __init__(self, name: str, root: SecretRoot) -> None:
         self._name, self._root = name, root
@@ -62,7 +59,7 @@ class Seed:
         return commitment(self._name, self._contribution)
 
     def reveal(self, commitments: Mapping[str, bytes]) -> bytes:
-        """Return this role's contribution, given all commitments. Raises `moretta.errors.PeerError`."""
+        """Return this role's contribution. Raises `moretta.errors.PeerError` for wrong commitments."""
         own = commitment(self._name, self._contribution)
         if commitments.get(self._name) != own or set(commitments) != self._names | {SERVER}:
             raise PeerError(
@@ -124,10 +121,7 @@ def _in_order(values: Mapping[str, bytes]) -> bytes:
 def agree(
     now: Stamp, cohort: Sequence[str], seed: Seed, layout: Layout, graph_of: Callable[[str], bytes]
 ) -> Exchange[Aborted | Sequence[bytes]]:
-    """Agree on a seed with a cohort, the server's half; return `agreed_graphs`.
-
-    graph_of: the ONNX graph in a precision that a silo runs.
-    """
+    """Agree on a seed with a cohort, the server's half; return `agreed_graphs`. graph_of: ONNX, by precision."""
     own = seed.begin(now.run, cohort)
     commitments = {SERVER: own}
     replies = yield Ask.all(cohort, Commit(stamp=now, cohort=tuple(sorted(cohort))), Committed)
@@ -176,9 +170,9 @@ def agree(
 
 
 def agreed_graphs(digests: Mapping[str, bytes]) -> Sequence[bytes]:
-    """Return the digest of all graphs of a cohort, which each upload answers too: nothing where nobody runs one.
+    """Return the digest of a cohort's graphs, to which each upload is bound; empty if no silo runs one.
 
-    Without it a server could send one silo another graph, whose outputs are of its choice, and read that silo's out of
-    two sums.
+    Without it a server could send one silo another graph, with outputs of its choice, and read that silo's out of two
+    sums.
     """
     return (hashlib.sha256(encode_parts("baffle graphs", _in_order(digests))).digest(),) if digests else ()

@@ -23,10 +23,7 @@ from moretta.protocols.baffle.silo.recipe import Recipe
 
 @dataclass(frozen=True)
 class LossWork:
-    """The losses of a silo's batch in all directions of a round, which all silos of a cohort share.
-
-    directions: makes them. about: their inputs. combine: adds them up.
-    """
+    """The losses of a silo's batch in a round's directions, made by `directions` from `about`, summed by `combine`."""
 
     recipe: Recipe
     forward: Forward
@@ -100,7 +97,7 @@ def differences(
 ) -> list[Differences]:
     """Return several silos' differences from one pass over all their rows, which do not affect each other.
 
-    at: w, flat. batches: x and y, as `Forward.outputs` and `RowLosses` take them. keys: of each block's signs.
+    at: w, flat. batches: x and y, as of `Forward.outputs` and `RowLosses`. keys: of each block's signs.
     """
     x, y = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     silo_of = np.repeat(np.arange(len(batches)), [len(rows) for rows, _ in batches])
@@ -108,7 +105,7 @@ def differences(
     signs = [block.signs(shapes, key) for block, key in zip(recipe.blocks, keys, strict=True)]
     sums = [dict[str, NDArray[np.float64]]() for _ in batches]
     parts, step = list[tuple[NDArray[np.float64], NDArray[np.float64]]](), forward.rows_at_once or max(1, len(x))
-    with np.errstate(invalid="ignore", over="ignore"):  # the caller looks for losses that are not finite
+    with np.errstate(invalid="ignore", over="ignore"):  # the caller checks that losses are finite
         for start in range(0, len(x), step):
             some = slice(start, start + step)
             own = recipe.loss(forward.start(at, x[some])[None], y[some])[0]
