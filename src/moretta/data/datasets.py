@@ -36,14 +36,7 @@ from moretta.data.images.sets import (
 from moretta.data.layout import packed_parts
 from moretta.data.reading import ExpectedRows, Source, called, read
 from moretta.data.references import is_reference
-from moretta.data.rows import (
-    Rows,
-    Split,
-    as_features,
-    as_targets,
-    check_about,
-    check_apart,
-)
+from moretta.data.rows import Rows, Split, as_features, as_targets, check_about, check_apart
 from moretta.data.settings import Data, label_holders, shape_of_grid
 from moretta.data.silo import Silo, aligned
 from moretta.data.split import cut, split

@@ -13,15 +13,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.contract.messages import DIGEST_BYTES, Array, Digest, Message, Octets, Stamp, message
+from moretta.contract.messages import Array, Digest, Message, Octets, Stamp, message
 from moretta.contract.roles import Aborted, Ask, Exchange, Replies
 from moretta.data.alignment.curve import Points, as_points
-from moretta.data.alignment.partner import Alignment, IdRules, Listing, Partner, kept_of, narrowed
+from moretta.data.alignment.partner import Alignment, IdRules, Listing, Partner, left_of, narrowed
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.one_sum import Answers
-
-_POSITIONS = np.dtype("<i8")
 
 
 class Channel(Protocol):
@@ -120,17 +118,12 @@ class Aligner:
         root: SecretRoot | None = None,
         answers: Answers | None = None,
     ) -> None:
-        self._me, self._ids, self._rules, self._pad_to, self._where = me, ids, rules, pad_to, where
+        self._me, self._ids, self.rules, self._pad_to, self._where = me, ids, rules, pad_to, where
         self._answers = answers or Answers()
         self._channel: Channel = InClear() if channel is None else channel
         self.root = SecretRoot.fresh() if root is None else root
         self._running: tuple[Stamp, str, Partner, bool] | None = None
         self.alignment: Alignment | None = None  # of the latest exchanges
-
-    @property
-    def rules(self) -> IdRules:
-        """How ids are written before they are compared."""
-        return self._rules
 
     def answer(self, message: Message) -> Message | None:
         """Answer one message of an alignment; None to any other."""
@@ -150,17 +143,17 @@ class Aligner:
             raise MisuseError("expected an earlier alignment to continue from, got none")
         earlier = self.alignment if ask.onward else None
         self.alignment = earlier
-        listing = Listing(self._ids, self._rules, self._where, earlier)
+        listing = Listing(self._ids, self.rules, self._where, earlier)
         partner = Partner(listing, self._pad_to, SecretRoot(self.root.derive("alignment", ask.peer)))
         own = partner.blind()
         self._hold(ask, "own", own)
         self._running = ask.stamp, ask.peer, partner, ask.onward
         points = self._sealed(ask.stamp, "ids", ask.peer, own)
-        return Blinded(stamp=ask.stamp, points=points, rules=self._rules.digest)
+        return Blinded(stamp=ask.stamp, points=points, rules=self.rules.digest)
 
     def _again(self, ask: BlindAgain) -> BlindedAgain:
         partner = self._exchange(ask.stamp, ask.peer)
-        check_rules(self._rules, ask.rules, ask.peer)
+        check_rules(self.rules, ask.rules, ask.peer)
         theirs = self._opened(ask.stamp, "ids", ask.peer, ask.points)
         self._hold(ask, "theirs", theirs)
         return BlindedAgain(
@@ -176,14 +169,14 @@ class Aligner:
         self.alignment = partner.match(own)
         if not onward or earlier is None:
             return Matched(stamp=ask.stamp, kept=np.empty(0, np.uint8))
-        content = self.alignment.digest + kept_of(earlier, self.alignment).astype(_POSITIONS).tobytes()
-        return Matched(stamp=ask.stamp, kept=self._channel.seal(ask.stamp, "rows that are left", self._me, content))
+        left = left_of(earlier, self.alignment)
+        return Matched(stamp=ask.stamp, kept=self._channel.seal(ask.stamp, "rows that are left", self._me, left))
 
     def _narrow(self, ask: Narrow) -> Narrowed:
         if self.alignment is None or ask.maker == self._me:
             raise MisuseError("expected an alignment with that partner to narrow, got none")
-        content = self._channel.open(ask.stamp, "rows that are left", ask.maker, ask.kept)
-        self.alignment = narrowed(self.alignment, *read_kept(content))
+        left = self._channel.open(ask.stamp, "rows that are left", ask.maker, ask.kept)
+        self.alignment = narrowed(self.alignment, left)
         return Narrowed(stamp=ask.stamp)
 
     def _exchange(self, stamp: Stamp, peer: str) -> Partner:
@@ -211,13 +204,6 @@ def check_rules(own: IdRules, theirs: bytes, peer: str) -> None:
     """Raise `moretta.errors.ParameterError` where a partner normalises ids by other rules."""
     if own.digest != theirs:
         raise ParameterError(f"`{peer:.64}` normalises ids by other rules; declare the same rules at both partners")
-
-
-def read_kept(content: bytes) -> tuple[NDArray[np.int64], bytes]:
-    """Return positions and the digest of the later alignment. Raises `moretta.errors.PeerError` for other bytes."""
-    if len(content) < DIGEST_BYTES or (len(content) - DIGEST_BYTES) % _POSITIONS.itemsize:
-        raise PeerError("expected a digest and positions of rows")
-    return np.frombuffer(content[DIGEST_BYTES:], dtype=_POSITIONS).astype(np.int64), content[:DIGEST_BYTES]
 
 
 def align(

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.messages import DIGEST_BYTES
 from moretta.data.alignment import curve
 from moretta.data.alignment.curve import POINT_BYTES, Points
 from moretta.errors import MisuseError, ParameterError, PeerError, RowsError
@@ -74,11 +75,6 @@ class Partner:
         self._theirs: Points | None = None  # the other's list, under both secrets
         self._matched = False
 
-    @property
-    def rules(self) -> IdRules:
-        """The rules that normalise ids."""
-        return self._listing.rules
-
     def blind(self) -> Points:
         """Return the own list under the own secret, in an order that is secret too, uint8[points, 32]."""
         own = curve.blind(curve.encode(self._listing.messages), self._scalar)
@@ -125,13 +121,13 @@ class Partner:
                 f"{self._listing.where}: the partners have no id in common under these rules; compare how both write "
                 "ids, and declare rules that make them alike"
             )
-        elements = self._listing.elements
+        elements, rules = self._listing.elements, self._listing.rules
         ranked = sorted(range(len(places)), key=lambda at: elements[places[at]])
-        digest = hashlib.sha256(encode_purpose("alignment", self.rules.digest, own_again[matches[ranked]].tobytes()))
+        digest = hashlib.sha256(encode_purpose("alignment", rules.digest, own_again[matches[ranked]].tobytes()))
         step = Disclosed(self._listed, len(self._theirs), len(places))
         before = () if self._listing.earlier is None else self._listing.earlier.steps
         order = self._listing.rows[places[ranked]]
-        return Alignment(self.rules, order, digest.digest(), self._listing.source, (*before, step))
+        return Alignment(rules, order, digest.digest(), self._listing.source, (*before, step))
 
     @property
     def _scalar(self) -> bytes:
@@ -145,21 +141,25 @@ class Partner:
         return f"Partner({self._listing.where!r}, <redacted>)"
 
 
-def kept_of(earlier: Alignment, later: Alignment) -> NDArray[np.int64]:
-    """Return which rows of an alignment are left in one that goes on from it: positions in its order, rising."""
-    return np.flatnonzero(np.isin(earlier.order, later.order))
+def left_of(earlier: Alignment, later: Alignment) -> bytes:
+    """Return which rows of an alignment are left in one that goes on from it: its digest, and rising positions."""
+    return later.digest + np.flatnonzero(np.isin(earlier.order, later.order)).astype(_POSITIONS).tobytes()
 
 
-def narrowed(earlier: Alignment, kept: NDArray[np.int64], digest: bytes) -> Alignment:
-    """Return the rest of an alignment after another partner aligned with the first one. digest: the later one's.
+def narrowed(earlier: Alignment, left: bytes) -> Alignment:
+    """Return the rest of an alignment after another partner aligned with the first one. left: see `left_of`.
 
-    Raises `moretta.errors.PeerError` for positions that are not of it.
+    Raises `moretta.errors.PeerError` for other bytes, and for positions that are not of it.
     """
+    if len(left) < DIGEST_BYTES or (len(left) - DIGEST_BYTES) % _POSITIONS.itemsize:
+        raise PeerError("expected a digest and positions of rows")
+    kept = np.frombuffer(left[DIGEST_BYTES:], dtype=_POSITIONS).astype(np.int64)
     if not len(kept) or kept.min() < 0 or kept.max() >= len(earlier.order) or (np.diff(kept) <= 0).any():
         raise PeerError(f"expected rising positions among the {len(earlier.order)} rows that were aligned")
-    if len(digest) != len(earlier.digest):
-        raise PeerError("expected the digest of the later alignment")
-    return replace(earlier, order=earlier.order[kept], digest=digest)
+    return replace(earlier, order=earlier.order[kept], digest=left[:DIGEST_BYTES])
+
+
+_POSITIONS = np.dtype("<i8")
 
 
 FORMAT = 1

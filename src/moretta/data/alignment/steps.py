@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Array, Digest, Message, Octets, Stamp, length, message
 from moretta.data.alignment.curve import as_points
-from moretta.data.alignment.exchange import check_rules, read_kept
-from moretta.data.alignment.partner import Alignment, IdRules, Listing, Partner, kept_of, narrowed
+from moretta.data.alignment.exchange import check_rules
+from moretta.data.alignment.partner import Alignment, IdRules, Listing, Partner, left_of, narrowed
 from moretta.errors import CodecError, ParameterError, PeerError, RowsError
 from moretta.secure_aggregation.keystream import SecretRoot
 
@@ -144,7 +144,7 @@ def finish(
     listing = Listing(ids, rules, where, earlier)
     if listing.source != own.source:
         raise RowsError(f"{where}: the ids have changed since the exchange began; begin again, or restore them")
-    if own.earlier != _digest_of(earlier):
+    if own.earlier != (b"" if earlier is None else earlier.digest):
         raise ParameterError(
             f"{where}: the exchange began with another earlier alignment, or without one; name the same (--earlier)"
         )
@@ -165,7 +165,10 @@ def finish(
         reply = _CODEC.encode(last)
     elif got.digest != alignment.digest:
         raise OtherRows("the other partner found other shared rows; begin again, both with the current rows")
-    left = None if earlier is None else _left(own.stamp, earlier, alignment)
+    left = None
+    if earlier is not None:
+        kept = np.frombuffer(left_of(earlier, alignment), np.uint8)
+        left = _CODEC.encode(LeftFile(stamp=own.stamp, earlier=earlier.digest, kept=kept))
     return Finished(alignment, reply, left, _CODEC.encode(own))
 
 
@@ -182,19 +185,10 @@ def narrow(alignment: Alignment, left: bytes) -> Alignment:
     file = _read(left, LeftFile)
     if file.earlier != alignment.digest:
         raise PeerError("expected the remaining rows of this alignment, got those of another")
-    return narrowed(alignment, *read_kept(file.kept.tobytes()))
+    return narrowed(alignment, file.kept.tobytes())
 
 
 _NOTHING = np.empty(0, dtype=np.uint8)
-
-
-def _digest_of(earlier: Alignment | None) -> bytes:
-    return b"" if earlier is None else earlier.digest
-
-
-def _left(stamp: Stamp, earlier: Alignment, later: Alignment) -> bytes:
-    content = later.digest + kept_of(earlier, later).astype("<i8").tobytes()
-    return _CODEC.encode(LeftFile(stamp=stamp, earlier=earlier.digest, kept=np.frombuffer(content, np.uint8)))
 
 
 def _kept(
@@ -208,7 +202,7 @@ def _kept(
             pad_to=pad_to or 0,
             rules={name: int(value) for name, value in asdict(listing.rules).items()},
             source=listing.source,
-            earlier=_digest_of(listing.earlier),
+            earlier=b"" if listing.earlier is None else listing.earlier.digest,
             theirs=theirs,
         )
     )

@@ -108,19 +108,17 @@ def read_image(content: bytes, where: str, form: ImageForm) -> tuple[Pixels, tup
     form, and MissingExtra without the package that reads it.
     """
     with within_memory(where):
-        return _read(content, where, form)
-
-
-def _read(content: bytes, where: str, form: ImageForm) -> tuple[Pixels, tuple[float, float] | None]:
-    if is_dicom(content):
-        return read_dicom(content, where, form.window)
-    if is_nifti(content):
-        return read_nifti(content, where, form.window, form.plane)
-    if form.window is not None or form.spacing is not None or form.plane is not None:
-        raise ParameterError(
-            f"{where} is not a DICOM or NIfTI file, and window, spacing and plane need one; remove them"
-        )
-    return _by_pillow(content, where), None
+        if is_dicom(content):
+            return read_dicom(content, where, form.window)
+        if is_nifti(content):
+            return read_nifti(content, where, form.window, form.plane)
+        if form.window is not None or form.spacing is not None or form.plane is not None:
+            raise ParameterError(
+                f"{where} is not a DICOM or NIfTI file, and window, spacing and plane need one; remove them"
+            )
+        with opened(content, where, FORMATS, IN_MEMORY, UNREAD) as image:
+            _check_whole(image, where)
+            return _fractions(image, where), None
 
 
 def formed(pixels: Pixels, spacing: tuple[float, float] | None, form: ImageForm, where: str) -> Pixels:
@@ -180,13 +178,6 @@ def opened(content: bytes, where: str, formats: Sequence[str], in_memory: int, u
         yield image
 
 
-def _by_pillow(content: bytes, where: str) -> Pixels:
-    """Return a PNG, JPEG or TIFF image as fractions of the most that its bits hold, without transparency."""
-    with opened(content, where, FORMATS, IN_MEMORY, UNREAD) as image:
-        _check_whole(image, where)
-        return _fractions(image, where)
-
-
 def _check_whole(image: Any, where: str) -> None:
     """Raise ParameterError for an image whose bits Pillow would drop, or a TIFF that it would turn."""
     tiff = image.format == "TIFF"
@@ -199,6 +190,7 @@ def _check_whole(image: Any, where: str) -> None:
 
 
 def _fractions(image: Any, where: str) -> Pixels:
+    """Return a PNG, JPEG or TIFF image as fractions of the most that its bits hold, without transparency."""
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
         tags = getattr(image, "tag_v2", {})  # of TIFF: Pillow heeds neither in more than 8 bits
         fractions = np.asarray(image).astype(np.float32) / np.float32(2 ** tags.get(BITS_PER_SAMPLE, (16,))[0] - 1)

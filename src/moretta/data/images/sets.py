@@ -149,7 +149,8 @@ def _residuals(path: Path) -> tuple[Pixels, Integers, Integers | None]:
     arrays = read_npz(path)
     r, y = arrays.get("r"), arrays.get("y")
     if r is None or y is None or r.dtype != np.uint8 or r.ndim != 4 or len(r) != 3 or y.shape != (r.shape[1],):
-        raise ParameterError(f"{path}: expected r as uint8[3, N, H, W] and y [N], got {_shapes(arrays)}")
+        got = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in arrays.items())
+        raise ParameterError(f"{path}: expected r as uint8[3, N, H, W] and y [N], got {got or 'nothing'}")
     group = arrays.get("lesion")
     return from_residuals(r), y.astype(np.int64), None if group is None else group.astype(np.int64)
 
@@ -204,10 +205,6 @@ def check_npz(path: Path) -> None:
 
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-
-
-def _shapes(arrays: dict[str, NDArray[Any]]) -> str:
-    return ", ".join(f"{name} {a.dtype}{list(a.shape)}" for name, a in arrays.items()) or "nothing"
 
 
 def _ham10000(folder: Path) -> Images | None:
