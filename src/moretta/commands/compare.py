@@ -94,11 +94,13 @@ def compare(
 
 def _train_each(cells: Sequence[Cell], resume: bool) -> None:
     """Train the runs that have not ended, after a rehearsal of all of them."""
+    from moretta.engines.files import check_unused
     from moretta.run import comparison
 
     left = [cell for cell in cells if not (resume and cell.has_ended)]
     begun = {cell.folder for cell in left if resume and cell.has_begun}
-    comparison.refuse_existing([cell.folder for cell in left if cell.folder not in begun])
+    for folder in (cell.folder for cell in left if cell.folder not in begun):
+        check_unused(folder, "; name another folder by --out")
     comparison.rehearse(cells if left else ())  # also those that have ended: all are judged on the same rows
     for number, cell in enumerate(cells, start=1):
         of = f"run {number} of {len(cells)}: {cell.name}, seed {cell.seed}"

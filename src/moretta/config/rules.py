@@ -58,10 +58,6 @@ def _sums(s: Sections) -> bool:
     return _entry(s).summed and s.secure_aggregation.scheme != "none" and not s.engine.simulates
 
 
-def _noise(s: Sections) -> bool:
-    return bool(getattr(s.protocol, "dp_noise", None))
-
-
 def _flare(s: Sections) -> bool:
     return bool(s.engine.name == "flare")
 
@@ -269,7 +265,7 @@ RULES: tuple[SettingRule, ...] = (
     ),
     *(
         SettingRule(
-            partial(lambda setting, s: bool(getattr(s.data, setting)) and _noise(s), setting),
+            partial(lambda key, s: bool(getattr(s.data, key) and getattr(s.protocol, "dp_noise", None)), setting),
             f"{{data.{key}}}: {what} would be a release without noise; remove it, or {{protocol.dp_noise}}",
         )
         for setting, key, what in (

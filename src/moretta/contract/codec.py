@@ -338,10 +338,6 @@ def _read_several(entry: Any, behind: _Behind) -> Mapping[str, bytes]:
     return {name: behind.octets(length) for name, length in entry.items()}
 
 
-def _read_names(entry: Any, behind: _Behind) -> Any:
-    return tuple(entry) if isinstance(entry, list) else entry  # text is no list of letters
-
-
 def _read_plain(entry: Any, behind: _Behind) -> Any:
     return entry
 
@@ -355,7 +351,8 @@ _KINDS: Mapping[Any, tuple[str, Write, Read]] = {
     bool: ("flag", _write_plain, _read_plain),
     str: ("text", _write_plain, _read_plain),
     bytes: ("bytes", _write_bytes, lambda entry, behind: behind.octets(entry)),
-    tuple[str, ...]: ("names", _write_plain, _read_names),
+    # Text is no list of letters.
+    tuple[str, ...]: ("names", _write_plain, lambda entry, _: tuple(entry) if isinstance(entry, list) else entry),
     Mapping[str, int]: ("integers", _write_named, _read_plain),
     Mapping[str, float]: ("numbers", _write_named, _read_plain),
     Mapping[str, str]: ("texts", _write_named, _read_plain),

@@ -39,17 +39,10 @@ from moretta.config.silo_file import SiloFile
 from moretta.deployment import kits, processes, provisioning
 from moretta.deployment.kits import ADMIN_FOLDER, SERVER_FOLDER, SERVER_KEY, load_json
 from moretta.deployment.provisioning import AUTHORITY, MANIFEST, ORGANISATION, PROJECT, ROOT, ROOT_KEY, keys_at_sites
-from moretta.engines.files import make_folder, rename, write_atomically
+from moretta.engines.files import check_unused, make_folder, rename, write_atomically
 from moretta.engines.folder_lock import held
 from moretta.errors import ParameterError
-from moretta.secure_aggregation.identity import (
-    Identity,
-    fingerprint,
-    grouped,
-    parse_public_line,
-    public_line,
-    verify,
-)
+from moretta.secure_aggregation.identity import Identity, fingerprint, grouped, parse_public_line, public_line, verify
 
 BITS, EXPONENT = 2048, 65537  # FLARE's ciphers between cells cut at the length of such a key's signatures
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")  # FLARE's names that also are folders' names and no options
@@ -319,8 +312,7 @@ def request(kit: Path, file: SiloFile, now: datetime) -> tuple[Request, Path]:
             f"the site's name in FLARE is {name!r}; expected up to 63 letters, digits, '-' and '_': rename the silo, "
             "or give it an engine-name in the roster"
         )
-    if kit.exists() and (not kit.is_dir() or any(kit.iterdir())):
-        raise ParameterError(f"{kit} exists and is not empty, and a key is never overwritten: name a new folder")
+    check_unused(kit, ", and a key is never overwritten: name a new folder")
     key = new_key()
     data = write_request(key, name, now)
     make_folder(kit, 0o700)

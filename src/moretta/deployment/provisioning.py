@@ -19,7 +19,7 @@ from typing import Any
 
 from moretta.deployment import kits
 from moretta.deployment.kits import ADMIN_FOLDER, SERVER_FOLDER, SERVER_KEY, SILO, TRIAL, Kits, load_json
-from moretta.engines.files import rename, write_atomically
+from moretta.engines.files import check_unused, rename, write_atomically
 from moretta.errors import ParameterError
 from moretta.secure_aggregation.identity import (
     KEY_FILE,
@@ -199,7 +199,7 @@ def provision(out: Path, host: str, port: int, sites: Sequence[str]) -> Kits:
         ParameterError: FLARE does not accept a name, or `out` holds anything else.
     """
     manifest = {"host": host, "port": port, "sites": list(sites)}
-    if _holds_anything(out):
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
         _check_same(out, manifest)
         if not (out / KEY_FILE).exists():  # kits of a version that had none
             _make_key(out, sites)
@@ -215,14 +215,9 @@ def provision_authority(out: Path, host: str, port: int) -> Kits:
 
     host, port: as in `provision`. Raises ParameterError as that does, and where `out` is not empty.
     """
-    if _holds_anything(out):
-        raise ParameterError(f"{out} exists and is not empty, and kits are never overwritten: name a new folder")
+    check_unused(out, ", and kits are never overwritten: name a new folder")
     _make(out, {"host": host, "port": port, "keys": AT_SITES})
     return Kits(out / SERVER_FOLDER, {}, out / ADMIN_FOLDER)
-
-
-def _holds_anything(out: Path) -> bool:
-    return out.exists() and (not out.is_dir() or any(out.iterdir()))
 
 
 def provision_site(folder: Path, name: str, host: str, port: int) -> Path:

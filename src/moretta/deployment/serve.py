@@ -19,7 +19,7 @@ from moretta.deployment import job, kits, processes, provisioning, server_connec
 from moretta.deployment.kits import identity_of
 from moretta.deployment.server_connection import Administrator, logged_in
 from moretta.engines.checkpoint import rounds_kept
-from moretta.engines.files import new_lines
+from moretta.engines.files import check_unused, new_lines
 from moretta.engines.folder_lock import held
 from moretta.errors import MorettaError, ParameterError, RunFailed
 from moretta.run.preview import losable_of
@@ -74,10 +74,8 @@ def serve(
     job.check(run_file)
     federation = shared_settings.server_side(run_file, places.out)
     federation.rehearse(run_file.run.rounds, run_file.run.seed)
-    if places.out.exists() and any(places.out.iterdir()) and not resume:
-        raise ParameterError(
-            f"{places.out} exists and is not empty; continue that run by --resume, or name another folder by --out"
-        )
+    if not resume:
+        check_unused(places.out, "; continue that run by --resume, or name another folder by --out")
     for line in losable_of(federation):
         say(line)
     places.work.mkdir(mode=0o700, parents=True, exist_ok=True)

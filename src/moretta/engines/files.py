@@ -94,6 +94,13 @@ def check_plain(folder: Path) -> None:
                 raise ParameterError(f"{path} is {kind}; a run folder may hold plain files and folders only; remove it")
 
 
+def check_unused(folder: Path, remedy: str, but: str = "") -> None:
+    """Raise ParameterError for a folder that holds more than `but`, a file. remedy: ends the sentence."""
+    there = folder.is_dir() and any(path.name != but for path in folder.iterdir())
+    if there or (folder.exists() and not folder.is_dir()):
+        raise ParameterError(f"{folder} exists and is not empty{remedy}")
+
+
 def new_lines(path: Path, position: int) -> Iterator[list[bytes]]:
     """Yield, each time, the whole lines that were added to a file, from a position in bytes on."""
     while True:

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from moretta.contract.messages import Array, Tensors
-from moretta.engines.files import check_plain, read_present, read_text, write_atomically
+from moretta.engines.files import check_plain, check_unused, read_present, read_text, write_atomically
 from moretta.engines.folder_lock import LOCK, held, refuse_held
 from moretta.engines.journal import HelpedFile, Journal
 from moretta.errors import MorettaError, ParameterError, RunFailed
@@ -32,6 +32,7 @@ ROWS = "rows.sha256"  # in truth/
 ROWS_BY_SILO = "rows.json"
 FAILED = "the run failed: "  # begins the last line of a log
 PRIVACY = "privacy.json"  # at a site
+_USED = "; go on with that run by --resume, or name another folder by --out"
 SIMULATION = """This run was a simulation: one machine played all participants, so confined models lie side by side.
 Between real participants each of these folders is on its owner's machine, and nobody else ever has it.
 """
@@ -58,7 +59,7 @@ class RunFolder:
     def begin(self, run_file: str | None) -> None:
         """Make the folder and hold it. Raises `moretta.errors.ParameterError` if it holds a run."""
         refuse_held(self.path)
-        self._refuse_another()
+        check_unused(self.path, _USED, LOCK)
         try:
             self.hold()
         except OSError as error:  # below a file, say, or where nothing may be written
@@ -66,16 +67,9 @@ class RunFolder:
                 f"{self.path} cannot be made: {error.strerror}; expected a folder that may be written to; name another "
                 "by --out"
             ) from error
-        self._refuse_another()  # one that has come and gone meanwhile
+        check_unused(self.path, _USED, LOCK)  # one that has come and gone meanwhile
         if run_file is not None:
             write_atomically(self.path / "run.toml", run_file.encode())
-
-    def _refuse_another(self) -> None:
-        there = self.path.is_dir() and any(path.name != LOCK for path in self.path.iterdir())
-        if there or (self.path.exists() and not self.path.is_dir()):
-            raise ParameterError(
-                f"{self.path} exists and is not empty; go on with that run by --resume, or name another folder by --out"
-            )
 
     def helped(self, silo: str) -> HelpedFile:
         """Return a silo's file of sums that it has helped to open in a run in one process; no checkpoint resets it."""

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Any
 
 from moretta.contract import roles
@@ -226,7 +226,7 @@ def _do(group: Sequence[_Turn]) -> None:
     share = (time.perf_counter() - began) / len(group)
     for place, (turn, work) in enumerate(zip(group, works, strict=True)):
         turn.seconds += share
-        turn.go_on(partial(after_alone, work=work) if results is None else partial(_send, result=results[place]))
+        turn.go_on(partial(after_alone, work=work) if results is None else methodcaller("send", results[place]))
 
 
 def _together(works: Sequence[Work]) -> Sequence[Any] | None:
@@ -236,7 +236,3 @@ def _together(works: Sequence[Work]) -> Sequence[Any] | None:
     except Exception as error:  # noqa: BLE001  # it is raised again by the silo whose error it is, if any
         log.debug("work of %d silos is done one by one: %s: %s", len(works), type(error).__name__, error)
         return None
-
-
-def _send(steps: Answering, result: Any) -> Work:
-    return steps.send(result)

@@ -142,13 +142,6 @@ def rehearse(cells: Sequence[Cell]) -> None:
                 )
 
 
-def refuse_existing(folders: Sequence[Path]) -> None:
-    """Raise `moretta.errors.ParameterError` if any of the folders is not empty."""
-    for folder in folders:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ParameterError(f"{folder} exists and is not empty; name another folder by --out")
-
-
 def refuse_a_run(home: Path) -> None:
     """Raise `moretta.errors.ParameterError` if a comparison would overwrite a run's own report."""
     if (home / "run.toml").exists() or (home / "result.json").exists():

@@ -109,21 +109,14 @@ def digest_of(
         {name: section for name, section in spec.settings.items() if name != "engine"},
         {silo.name: len(silo.x) for silo in silos},
         modules.schema(model),
-        _printed(model),
+        # As PyTorch prints it, by which models with equal shapes of tensors differ, and not where its objects lie.
+        re.sub(r" at 0x[0-9a-fA-F]+", "", repr(model)),
         seed,
         rounds if spec.protocol.rate_depends_on_rounds else 0,
         *([layout.dump()] if layout else []),
         *([sorted(set(spec.engine.edge)), spec.engine.edge_precision] if spec.engine.edge else []),
     ]
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _printed(model: nn.Module) -> str:
-    """Return a module as PyTorch prints it: its layers, by which models with equal shapes of tensors differ.
-
-    It lacks what `forward` does besides, such as a call of `F.relu`.
-    """
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(model))  # where an object lies differs from process to process
 
 
 def last_session(

@@ -30,7 +30,7 @@ from moretta.data.tables.files import NUMBER, Format, as_columns, check_order
 from moretta.data.tables.preparation import Expansion, Preparation
 from moretta.data.tables.rows import encode, expansion_of
 from moretta.data.tables.schema import Schema
-from moretta.engines.files import make_folder, read_file, write_atomically
+from moretta.engines.files import check_unused, make_folder, read_file, write_atomically
 from moretta.engines.run_folder import RunFolder, read_inputs, read_json, read_model
 from moretta.errors import MorettaError, ParameterError
 from moretta.models import catalogue, graph
@@ -500,8 +500,7 @@ def save(
     Raises `moretta.errors.ParameterError`, and writes nothing, for a folder with another model, or a model with neither
     importable code nor a graph.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ParameterError(f"{folder} exists and is not empty; name another folder to save to")
+    check_unused(folder, "; name another folder to save to")
     drawn = None if made.source else graph.written(network, inputs["shape"], row_dtype)
     make_folder(folder)
     kept = RunFolder(folder)

@@ -175,10 +175,6 @@ _FREE = Helped(State.FREE, -1, b"", ())
 Key = tuple[str, str, int]  # run, what is summed, round
 
 
-def _forget(line: str, force: bool) -> None:
-    """Keep nothing: for a run without a folder."""
-
-
 class HelpedSums:
     """All sums that one silo has helped to open.
 
@@ -194,7 +190,7 @@ class HelpedSums:
     def __init__(
         self,
         lines: Iterable[str] = (),
-        keep: Callable[[str, bool], None] = _forget,
+        keep: Callable[[str, bool], None] = lambda line, force: None,  # of a run without a folder
         *,
         powered: str = "",
         over_runs: bool = False,

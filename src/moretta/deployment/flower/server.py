@@ -166,10 +166,6 @@ def _sent(asked: FlowerMessage) -> ArrayRecord:
     return next(iter(asked.content.array_records.values())) if trains else ArrayRecord()
 
 
-def _is_whole(array: Array) -> bool:
-    return np.dtype(array.dtype).kind in "iu"
-
-
 class SumServer:
     """The server's role: one sum a round. arrays: those that silos train and return. total: of the last round."""
 
@@ -190,7 +186,7 @@ class SumServer:
         shapes, limits = {METRICS: (SLOTS,)}, {METRICS: max(most, METRIC_LIMIT)}
         for name, array in self.arrays.items():
             shapes[ARRAY + name] = tuple(array.shape)
-            limits[ARRAY + name] = max(most, whole) if _is_whole(array) else most
+            limits[ARRAY + name] = max(most, whole) if np.dtype(array.dtype).kind in "iu" else most
         request = self._sum.want(shapes, limits, self._most_weight)
         total = yield from self._sum.sum(AskSum(stamp=now, encoding=request.fraction_bits), request)
         if isinstance(total, Aborted):
