@@ -85,6 +85,37 @@ def test_it_succeeds(
         assert found.figures["label_rate_low"] > found.figures["label_chance"]
 
 
+NORMED = """from torch import nn
+
+def normed():
+    head = nn.utils.parametrizations.weight_norm(nn.Linear(8, 10))
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), head)
+"""
+
+
+@pytest.mark.parametrize(
+    ("attack", "protocol", "rounds", "bounds"),
+    [
+        (GAMMA, {}, 20, {"relative_error": (0, 5e-3)}),
+        (LEMMA_SIX, {}, 6, {"score": (1, 1), "canonical": (1, 1)}),
+        (
+            SERVER,
+            PAPER | {"learning-rate": 0.5},
+            {"rounds": 40, "record-views": [38, 39, 40]},
+            {"relative_error": (0, 1e-5), "features_r2": (0.99, 1)},
+        ),
+        (RELEASED, {"loss": "cross-entropy"}, 4, {"score": (0.999999, 1), "outputs_relative_error": (0, 1e-5)}),
+    ],
+)
+def test_it_succeeds_on_a_head_with_weight_normalisation_too(
+    attack: Attack, protocol: dict[str, Any], rounds: Any, bounds: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "nets.py").write_text(NORMED)
+    check(
+        attacked(attack, pbpfl(tmp_path, protocol, rounds, model={"source": "nets:normed", "hidden": None})), **bounds
+    )
+
+
 @pytest.mark.parametrize(
     ("attack", "protocol", "data", "said"),
     [

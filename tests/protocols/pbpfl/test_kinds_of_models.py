@@ -461,8 +461,54 @@ def test_packed_sequences_are_not_cut_into_blocks() -> None:
         Federation(nn.Sequential(Padding(nn.LSTM), nn.Linear(3, 1)), silos, blocks, batch_size=0).train(1)
 
 
-def test_a_head_whose_weight_is_normed_is_refused_by_the_way_out() -> None:
-    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.utils.parametrizations.weight_norm(nn.Linear(8, 3)))
+def normed_head(normed: Callable[..., nn.Module], dim: int | None = 0, bias: bool = True) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), normed(nn.Linear(8, 3, bias=bias), dim=dim))
+
+
+@pytest.mark.parametrize("dim", [0, 1, None])
+@pytest.mark.parametrize(
+    "settings",
+    [{"loss": "mse"}, {"loss": "cross-entropy"}, {"loss": "cross-entropy", "variant": "paper", "partitions": 2}],
+)
+def test_a_head_with_weight_normalisation_passes(settings: dict[str, Any], dim: int | None) -> None:
+    torch.manual_seed(0)
+    model = normed_head(nn.utils.parametrizations.weight_norm, dim, bias=dim is None)
+    found = check(model, [Input((5,))], 3, PBPFL(**settings))
+    assert found["passes"], found
+    assert found["relative_error_float64"] < 1e-10
+    assert not found["forced_to_one"]  # all 8 scales of the hidden layer are free, as of a plain head
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
+@pytest.mark.parametrize(
+    ("normed", "names"),
+    [
+        (nn.utils.parametrizations.weight_norm, "2.parametrizations.weight.original{}"),
+        (nn.utils.weight_norm, "2.weight_{}"),
+    ],
+)
+def test_a_head_with_weight_normalisation_trains_as_under_fedsgd_and_shows_its_effective_weight_alone(
+    normed: Any, names: str
+) -> None:
+    rows = torch.randn(24, 5, dtype=torch.float64).numpy(), torch.arange(24).numpy() % 3
+    silos = [Silo(name, rows[0][some], rows[1][some]) for name, some in (("a", slice(0, 9)), ("b", slice(9, 24)))]
+    runs = []
+    for kind in (FedSGD, PBPFL):
+        torch.manual_seed(0)
+        made = Federation(normed_head(normed), silos, kind(learning_rate=0.5), batch_size=4, dtype="float64")
+        runs.append(made.train(3))
+    plain, exact = [modules.state_dict() for run in runs if (modules := run.model) is not None]
+    for name, value in plain.items():
+        torch.testing.assert_close(exact[name], value, rtol=1e-6, atol=1e-8)
+    assert runs[1].released is not None
+    g, v = (names.format(end) for end in ("01" if "original" in names else "gv"))
+    sent = runs[1].released.state_dict()
+    assert not torch.allclose(sent[v], exact[v], rtol=0.1)
+    torch.testing.assert_close(sent[g], sent[v].norm(dim=1, keepdim=True))  # g^ says nothing that v^ does not
+
+
+def test_a_head_whose_weight_is_computed_otherwise_is_refused_by_the_way_out() -> None:
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.utils.parametrizations.spectral_norm(nn.Linear(8, 3)))
     with pytest.raises(ParameterError, match=r"the last layer 2 is computed from others.*remove_parametrizations"):
         ScalePlan.of(model, (torch.randn(4, 5),))
     nn.utils.parametrize.remove_parametrizations(model[2], "weight")

@@ -47,7 +47,8 @@ class PublicRun:
     secret and no path. `shape` is that of one row of inputs. `dtype` is "float32" or "float64". `recorded` are the
     rounds with views, `rounds` how many ran. `rows` counts each silo's; others' sizes are taken to be known (they show
     in the lengths of messages under cross-entropy, and in how long an epoch is). `head` and `head_bias` name the last
-    linear layer's parameters, empty where no layer is of [outputs, ..]. `arrays` are those of a sample of several, as
+    linear layer's parameters, empty where no layer is of [outputs, ..]. `head_magnitude` names g of its weight
+    normalisation, W = g v / |v|, where `head` names v. `arrays` are those of a sample of several, as
     `moretta.data.layout.SampleLayout.dump` has them, empty for a sample of one. `mask` is the shape of targets that are
     masks, empty for others.
     """
@@ -67,6 +68,7 @@ class PublicRun:
     recorded: tuple[int, ...]
     head: str = ""
     head_bias: str = ""
+    head_magnitude: str = ""
     arrays: Mapping[str, Any] = field(default_factory=dict)
     mask: tuple[int, ...] = ()
 

@@ -33,6 +33,20 @@ def outputs_at(model: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) ->
     return outputs
 
 
+def norms_like(g: Array, v: Array) -> Array:
+    """Return the norms of v, [outputs, inputs], in the shape of g: over each axis along which g has one number."""
+    axes = tuple(axis for axis in range(2) if not g.ndim or g.shape[axis] == 1)
+    return np.asarray(np.linalg.norm(v, axis=axes, keepdims=True), v.dtype).reshape(g.shape)
+
+
+def head_weight(run: PublicRun, parameters: Tensors) -> Array:
+    """Return the weight that the head works with, [outputs, inputs]: with weight normalisation g v / |v|."""
+    if not run.head_magnitude:
+        return parameters[run.head]
+    g, v = parameters[run.head_magnitude], parameters[run.head]
+    return np.asarray(v * (g / norms_like(g, v)))
+
+
 @torch.no_grad()
 def head_inputs(model: nn.Module, run: PublicRun, parameters: Tensors, x: Array) -> tuple[Array, Array]:
     """Return the head's inputs h [rows, inputs] and the outputs [rows, outputs] at these weights, float64.
@@ -43,14 +57,16 @@ def head_inputs(model: nn.Module, run: PublicRun, parameters: Tensors, x: Array)
     held = tensors(parameters)
     inputs = torch.tensor(x)
     outputs = outputs_at(model, held, inputs).double().numpy()
-    weight = held[run.head]
+    weight, none = held[run.head], 1e-12 if run.head_magnitude else 0.0  # a norm of 0 would be divided by
     count, width = weight.shape
     columns = []
     for start in range(0, width, count):
-        rows = torch.zeros_like(weight)
+        rows = torch.full_like(weight, none)
         for row in range(min(count, width - start)):
             rows[row, start + row] = 1.0
         at = held | {run.head: rows} | ({run.head_bias: torch.zeros(count).to(weight)} if run.head_bias else {})
+        if run.head_magnitude:
+            at[run.head_magnitude] = torch.from_numpy(norms_like(parameters[run.head_magnitude], rows.numpy()))
         columns.append(outputs_at(model, at, inputs)[:, : min(count, width - start)])
     return torch.cat(columns, dim=1).double().numpy(), outputs
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -376,5 +377,11 @@ def _head(federation: Trained) -> dict[str, str]:
     weights = [name for name, parameter in held.items() if parameter.ndim == 2 and len(parameter) == federation.outputs]
     if not weights:
         return {}
-    bias = f"{weights[-1].removesuffix('weight')}bias"
-    return {"head": weights[-1], "head_bias": bias if bias in held else ""}
+    layer = re.sub(r"(parametrizations\.)?weight(\.original1?|_\w+)?$", "", weights[-1])
+    bias, stem = f"{layer}bias", weights[-1][:-1]
+    magnitude = {f"{layer}weight_v": f"{stem}g", f"{layer}parametrizations.weight.original1": f"{stem}0"}
+    return {
+        "head": weights[-1],
+        "head_bias": bias if bias in held else "",
+        "head_magnitude": magnitude.get(weights[-1], ""),
+    }

@@ -244,7 +244,7 @@ def _errors(
     density = float(upload.tensors.get("density", np.ones(())))
     means = {name: np.asarray(value, dtype=np.float64) for name, value in upload.tensors.items()}
     recovered = perturbation.recover(means, key)
-    recovered = {name: value / density for name, value in recovered.items()}
+    recovered = plan.head.chained({name: value / density for name, value in recovered.items()}, double)
     buffers = perturbation.recover_buffers(means, key)
     return _relative_error(recovered, expected), _relative_error(buffers, modules.running_buffers(true))
 

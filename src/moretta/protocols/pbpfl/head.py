@@ -8,21 +8,26 @@ models have more behind or beside the layer, and are still one matrix:
 - **Dense outputs.** A layer at every position, or a convolution, whose features are the patches of its input. Every
   position is a row, z_p = W h_p + b, and the squared error adds up over positions, so that all identities hold.
 
+A layer with weight normalisation, W = g v / |v|, is sent as v^ = R o W + r with g^ = |v^|, so that a silo's W^ is v^.
+The silo returns the gradient of W, and the server has those of v and g from it by the chain rule (`Head.chained`).
+
 Where something that does not depend on the layer is added to its outputs, c is kept beside them: y = W h + b + c.
 Examples are a residual unit at the end, and the wide part of a wide and deep network. All of this is tried on random
 rows, with the layer's weights and with others (`find`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
+from moretta.contract.messages import Array
 from moretta.errors import ParameterError, UnsupportedModel
 from moretta.protocols.pbpfl.graph import FAILURES, CastsToDouble, Trace, YesOrNo
 from moretta.protocols.pbpfl.selfcheck import FORWARD, close
@@ -40,7 +45,9 @@ class Head:
     `module`: its path. `weight`, `bias`: its parameters. `outputs`, `inputs`: of a row. `tied`: another layer uses them
     too. `positions`: rows per sample. `axis`: of the weight's outputs. `channels_last`: whether a sample's outputs are
     in order of positions. `residual`: whether something is added to them. `answers`: the traced answers to the model's
-    questions about its inputs, empty without questions (`moretta.protocols.pbpfl.graph.YesOrNo`).
+    questions about its inputs, empty without questions (`moretta.protocols.pbpfl.graph.YesOrNo`). `magnitude`: the
+    parameter g of weight normalisation, whose v is `weight`; `kept`: the axis of v over which norms are not taken, -1
+    for the norm of all of it.
     """
 
     module: str
@@ -54,6 +61,13 @@ class Head:
     channels_last: bool = True
     residual: bool = False
     answers: frozenset[tuple[bool, ...]] = frozenset()
+    magnitude: str | None = None
+    kept: int = 0
+
+    @property
+    def above(self) -> tuple[str, ...]:
+        """Return the names of its parameters that work in the head alone; none if it is tied."""
+        return () if self.tied else tuple(name for name in (self.weight, self.bias, self.magnitude) if name)
 
     @property
     def numbers(self) -> int:
@@ -70,6 +84,38 @@ class Head:
     def matrix(self, weight: Tensor) -> Tensor:
         """Return the layer's weight as W, [outputs, inputs]."""
         return weight.movedim(self.axis, 0).flatten(1)
+
+    def effective(self, model: nn.Module) -> Tensor:
+        """Return the weight that the layer works with, in its own shape."""
+        v = model.get_parameter(self.weight)
+        return v if self.magnitude is None else torch._weight_norm(v, model.get_parameter(self.magnitude), self.kept)
+
+    def joined(self, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return tensors by name with W for v and without g, where both are among them."""
+        if self.magnitude is None or self.magnitude not in tensors:
+            return tensors
+        v, g = tensors[self.weight], tensors[self.magnitude]
+        weight = torch._weight_norm(torch.as_tensor(v), torch.as_tensor(g), self.kept).detach()
+        named = {name: value for name, value in tensors.items() if name != self.magnitude}
+        return {**named, self.weight: weight.numpy() if isinstance(v, np.ndarray) else weight}
+
+    def split(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Return tensors by name with v = W and g = |W|, which is W again; the inverse of `joined` but for |v|."""
+        if self.magnitude is None or self.weight not in tensors:
+            return dict(tensors)
+        v = tensors[self.weight]
+        norms = torch.norm_except_dim(torch.as_tensor(v), 2, self.kept)
+        return {**tensors, self.magnitude: norms.numpy() if isinstance(v, np.ndarray) else norms}
+
+    def chained(self, gradients: dict[str, Array], model: nn.Module) -> dict[str, Array]:
+        """Return gradients, float64 by name, with those of v and g in place of that of W."""
+        if self.magnitude is None:
+            return gradients
+        names = self.weight, self.magnitude
+        v, g = (model.get_parameter(name).detach().double().requires_grad_() for name in names)
+        seed = torch.from_numpy(gradients[self.weight]).to(v.device)
+        each = torch.autograd.grad(torch._weight_norm(v, g, self.kept), (v, g), seed)
+        return gradients | {name: value.numpy(force=True) for name, value in zip(names, each, strict=True)}
 
     def like(self, matrix: Any, shape: Sequence[int]) -> Any:
         """Return [outputs, inputs], a tensor or an array, in the weight's shape."""
@@ -105,7 +151,7 @@ class Head:
     def outputs_of(self, model: nn.Module, h: Tensor, rest: Tensor | None) -> Tensor:
         """Return the outputs, [B positions, outputs]."""
         bias = None if self.bias is None else model.get_parameter(self.bias)
-        outputs = F.linear(h, self.matrix(model.get_parameter(self.weight)), bias)
+        outputs = F.linear(h, self.matrix(self.effective(model)), bias)
         return outputs if rest is None else outputs + rest
 
 
@@ -194,7 +240,7 @@ def find(model: nn.Module, trace: Trace, inputs: Sequence[Tensor]) -> Head:
                     return head
         if layers:
             path = next(iter(layers))
-            weight: Any = model.get_submodule(path).weight
+            weight: Any = model.get_submodule(path).weight  # of weight normalisation a new one, which nothing uses
             uses = sum(any(leaf is weight for leaf in tree_leaves((call.args, call.kwargs))) for call in trace.calls)
             if uses > 1:
                 raise UnsupportedModel(
@@ -216,17 +262,26 @@ def _heads(model: nn.Module, trace: Trace, path: str) -> Iterator[Head]:
     outputs = weight.shape[axis]
     if numbers % outputs or (not plain and layer.groups != 1):
         return
+    normed: dict[str, Any] = {}
+    made = {id(call.result): call for call in trace.calls if call.name == "_weight_norm"}
+    for call in trace.calls:
+        if call.module == path and (norm := made.get(id(call.argument(1, "weight")))) is not None:
+            v, g, kept = (norm.argument(place, name) for place, name in enumerate(("v", "g", "dim")))
+            if id(v) in names and id(g) in names:
+                weight, normed = v, {"magnitude": names[id(g)], "kept": kept}
     if id(weight) not in names:
         raise UnsupportedModel(
-            f"the weight of the last layer {path} is computed from others, as weight_norm and prune do, and PBPFL adds "
-            "its offset to the weight itself; remove that from this layer "
-            "(torch.nn.utils.parametrize.remove_parametrizations, or remove_weight_norm)"
+            f"the weight of the last layer {path} is computed from others, as spectral_norm and prune do, and PBPFL "
+            "adds its offset to the weight itself; remove that from this layer "
+            "(torch.nn.utils.parametrize.remove_parametrizations, or remove_spectral_norm)"
         )
     users = [call for call in trace.calls if any(leaf is weight for leaf in tree_leaves((call.args, call.kwargs)))]
-    tied = len(users) > 1 or names[id(weight)] != f"{path}.weight".lstrip(".")
+    tied = len(users) > 1 or not (normed or names[id(weight)] == f"{path}.weight".lstrip("."))
+    if tied and normed:
+        return
     bias = None if layer.bias is None else names[id(layer.bias)]
     inputs = weight.numel() // outputs
-    head = Head(path, names[id(weight)], bias, outputs, inputs, tied, numbers // outputs, axis, plain)
+    head = Head(path, names[id(weight)], bias, outputs, inputs, tied, numbers // outputs, axis, plain, **normed)
     for residual in (False,) if tied else (False, True):
         for last in (plain, not plain) if head.positions > 1 else (plain,):
             yield replace(head, residual=residual, channels_last=last)

@@ -64,10 +64,18 @@ def _by_columns(solver: Solver, call: Call, x: Tensor, weight: View, bias: View 
 
 
 def weight_norm(solver: Solver, call: Call) -> Known:
-    """W = g v / |v| by row: v follows the layer of W, except its inputs' scales, and g the rows of v."""
+    """W = g v / |v| by row: v follows the layer of W, except its inputs' scales, and g the rows of v.
+
+    In the head the server sends W in place of v (`moretta.protocols.pbpfl.head`), which has scales like any weight.
+    """
     v, g, dim = (call.argument(position, name) for position, name in enumerate(["v", "g", "dim"]))
     views = _views(solver, v, g)
-    if views is None or views[0] is None or views[0].elements is not None or dim not in (0, -1):
+    if views is None or views[0] is None or views[0].elements is not None:
+        return opaque(solver, call)
+    if views[0].name == solver.head:
+        _bind(solver, views[1], constant(g.shape))
+        return views[0]
+    if dim not in (0, -1):
         return opaque(solver, call)
     rows, anywhere = solver.fresh(v.shape[0]), Ids(*(torch.full((1,) * v.dim(), fit) for fit in (0, ANY)))
     solver.bind(views[0], anywhere if dim else rows.along(0, v.dim()), anywhere)

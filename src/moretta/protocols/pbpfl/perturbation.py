@@ -98,8 +98,8 @@ class Perturbation:
         bit.
         """
         true, below = dict[str, Array](), dict[str, Array]()
-        above = (self.plan.head.weight, self.plan.head.bias) if key.offset.any() else ()
-        for name, value in parameters.items():
+        above = self.plan.head.above if key.offset.any() else ()
+        for name, value in self.plan.head.joined(parameters).items():
             true[name] = value.numpy(force=True)
             if name not in above:
                 below[name] = true[name]
@@ -114,7 +114,8 @@ class Perturbation:
             # In float64 until the offset is added, so that this too is rounded once.
             head = self.plan.perturb({name: true[name].astype(np.float64)}, key.scales)[name] + offset
             noisy[name] = rounded(head.astype(true[name].dtype))
-        return {name: noisy[name] for name in true}
+        noisy = self.plan.head.split(noisy)
+        return {name: noisy[name] for name in parameters}
 
     def coefficients(self, key: Key) -> dict[str, float]:
         """Return the factor of each uploaded gradient in the true gradient, by its prefix."""
@@ -130,6 +131,8 @@ class Perturbation:
     def recover(self, means: Tensors, key: Key, *, in_place: bool = False) -> dict[str, NDArray[np.float64]]:
         """Return the gradient of the true loss from the silos' means, float64 by name: undo the noise of Eq. 9.
 
+        Of a head with weight normalisation it is that of W (`moretta.protocols.pbpfl.head.Head.chained`).
+
         Eq. 9 is the silos' forward pass at W^. `practical.md`, Eq. 29, undoes its effect on gradients for the squared
         error (`pbpfl.txt`, Eq. 19, with one part), the end of section III-C for cross-entropy. `in_place`: the noisy
         loss's gradients, float64, are overwritten, so that their memory is the result's.
@@ -139,7 +142,7 @@ class Perturbation:
         # One by one: each sum is freed before the next is made, as new memory costs more than arithmetic.
         def corrected() -> Iterator[tuple[str, Array]]:
             for name in names:
-                if self._is_head(name):
+                if name in self.plan.head.above:
                     yield name, self._recover_head(name, means, key)
                 else:
                     yield name, _combine(name, means, coefficients)
@@ -179,7 +182,7 @@ class Perturbation:
         coefficients = self.coefficients(key)
         largest = 0.0
         for name in self.trained(steps):
-            if self._is_head(name):
+            if name in self.plan.head.above:
                 step = steps[f"noisy/{name}"]
                 if self.form == "squared-error":
                     step += float(np.abs(key.offset).max()) * steps["alpha_h"]
@@ -189,10 +192,6 @@ class Perturbation:
                 step = sum(abs(factor) * steps[f"{prefix}/{name}"] for prefix, factor in coefficients.items())
             largest = max(largest, step)
         return LARGEST_FACTOR * largest
-
-    def _is_head(self, name: str) -> bool:
-        """Return whether a parameter belongs to the head alone; a tied one has terms like the trunk's."""
-        return name in (self.plan.head.weight, self.plan.head.bias) and not self.plan.head.tied
 
     @staticmethod
     def trained(uploads: Mapping[str, object]) -> list[str]:

@@ -107,7 +107,7 @@ class ScalePlan:
         with selfcheck.double_precision():
             clone, inputs = selfcheck.stand_in(model, example_inputs)
             plan = cls._of(clone, inputs)
-            selfcheck.refuse_vanishing_alpha(plan, plan.head, clone, inputs)
+            selfcheck.refuse_vanishing_alpha(plan, clone, inputs)
         _refuse_frozen_head(model, plan.head)
         return plan
 
@@ -158,7 +158,8 @@ class ScalePlan:
     ) -> dict[str, Values]:
         """Return R o W, then permuted, of parameters and buffers by name; copies, each in its dtype, or `rounded`."""
         orders, factors = patterns.orders(self._moved(key)), patterns.factors(key.scales)
-        return self._each(tensors, lambda pattern, array: rounded(pattern.perturb(array, factors, orders)), True)
+        perturbed = partial(self._each, follow=lambda p, array: rounded(p.perturb(array, factors, orders)))
+        return self.head.split(perturbed(self.head.joined(tensors), keep_dtype=True))
 
     def recover(
         self, tensors: Mapping[str, Values] | Pairs[Values], key: ScaleKey, into: Mapping[str, Array] | None = None
@@ -242,7 +243,8 @@ class ScalePlan:
 def _refuse_frozen_head(model: nn.Module, head: Head) -> None:
     """Raise UnsupportedModel if part of the head is untrained, because its gradient reveals the others' offset."""
     parts = dict(model.named_parameters())
-    frozen = [name for name in (head.weight, head.bias) if name in parts and not parts[name].requires_grad]
+    whole = (head.weight, head.bias, head.magnitude)
+    frozen = [name for name in whole if name in parts and not parts[name].requires_grad]
     if frozen:
         raise UnsupportedModel(
             f"`{frozen[0]}` is frozen, and PBPFL needs the gradient of the whole head, by which the server takes its "
@@ -299,7 +301,8 @@ def _solved(clone: nn.Module, inputs: Sequence[Tensor]) -> _Solved:
     selfcheck.refuse_unsteady(clone, inputs, evaluation)
     head = heads.find(clone, evaluation, inputs)
     selfcheck.refuse_mixed_rows(clone, inputs, evaluation)
-    solver = Solver({name: tensor.shape for name, tensor in [*clone.named_parameters(), *clone.named_buffers()]})
+    named = [*clone.named_parameters(), *clone.named_buffers()]
+    solver = Solver({name: tensor.shape for name, tensor in named}, head.weight)
     history = _solve(solver, clone, inputs, evaluation)
     seen = evaluation.outline
     del evaluation
@@ -396,7 +399,7 @@ def _plan(model: nn.Module, solver: Solver, head: Head) -> ScalePlan:
         forced=tuple(
             Forced(name, why)
             for name, parameter in named.items()
-            if name != head.bias
+            if name not in (head.bias, head.magnitude)
             and parameter.is_floating_point()
             and (
                 why := _why(solver, stored[name], described[name].scales(len(free)), signs)

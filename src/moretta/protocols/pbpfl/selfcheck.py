@@ -27,19 +27,25 @@ FORWARD, BACKWARD = 1e-9, 1e-7
 _DEFAULT_DTYPE = threading.RLock()
 
 
-class _Plan(Protocol):  # `moretta.protocols.pbpfl.scales.ScalePlan`, whose module calls this one
-    def draw(self, stream: Keystream, /) -> Any: ...
-    def perturb(self, tensors: Mapping[str, Any], key: Any, /) -> dict[str, Any]: ...
-    def recover(self, tensors: Iterable[tuple[str, Any]], key: Any, /) -> dict[str, Any]: ...
-    def recover_buffers(self, tensors: Mapping[str, Any], key: Any, /) -> dict[str, Any]: ...
-
-
 class _Head(Protocol):  # `moretta.protocols.pbpfl.head.Head`, whose module calls this one
     @property
     def module(self) -> str: ...
     @property
     def bias(self) -> str | None: ...
+    @property
+    def magnitude(self) -> str | None: ...
+    @property
+    def above(self) -> tuple[str, ...]: ...
     def run(self, model: nn.Module, inputs: Sequence[Tensor], /) -> tuple[Tensor, Tensor | None]: ...
+
+
+class _Plan(Protocol):  # `moretta.protocols.pbpfl.scales.ScalePlan`, whose module calls this one
+    @property
+    def head(self) -> _Head: ...
+    def draw(self, stream: Keystream, /) -> Any: ...
+    def perturb(self, tensors: Mapping[str, Any], key: Any, /) -> dict[str, Any]: ...
+    def recover(self, tensors: Iterable[tuple[str, Any]], key: Any, /) -> dict[str, Any]: ...
+    def recover_buffers(self, tensors: Mapping[str, Any], key: Any, /) -> dict[str, Any]: ...
 
 
 @contextmanager
@@ -155,10 +161,10 @@ def close(computed: Tensor, expected: Tensor, bar: float) -> bool:
     return bool(error.max() <= bar * max(float(size.max()), 1e-300))
 
 
-def refuse_vanishing_alpha(plan: _Plan, head: _Head, model: nn.Module, inputs: Sequence[Tensor]) -> None:
+def refuse_vanishing_alpha(plan: _Plan, model: nn.Module, inputs: Sequence[Tensor]) -> None:
     """Raise UnsupportedModel if alpha is 0 under a key for all rows: then no offset hides the outputs."""
     tensors = {name: tensor.detach() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
-    noisy = plan.perturb(tensors, plan.draw(TRIAL.stream("alpha")))
+    noisy, head = plan.perturb(tensors, plan.draw(TRIAL.stream("alpha"))), plan.head
     with torch.no_grad(), CastsToDouble(), _reparametrize_module(model.eval(), noisy, tie_weights=True):
         h, _ = head.run(model, tuple(inputs))
     if alpha_size(h, bias=head.bias is not None) < least_alpha(h):
@@ -200,6 +206,8 @@ def _agrees(plan: _Plan, model: nn.Module, inputs: Sequence[Tensor]) -> bool:
     whole = max((float(gradient.norm()) for gradient in true.values()), default=0.0)
     # Each noisy gradient is freed before the next is recovered: for a large model they take much memory.
     recovered = plan.recover(((name, noisy.pop(name)) for name in list(noisy)), key)
+    if plan.head.magnitude:  # the gradients of v and g are not uploaded, and that of W follows by hand
+        true = {name: value for name, value in true.items() if name not in plan.head.above}
     errors = [float((recovered[name] - gradient).norm()) for name, gradient in true.items()]
     sizes = [float(gradient.norm()) + 1e-3 * whole for gradient in true.values()]
     statistics = plan.recover_buffers(noisy_buffers, key)

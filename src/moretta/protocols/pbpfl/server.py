@@ -57,7 +57,7 @@ def largest_rho(model: nn.Module, plan: ScalePlan, loss: str, sizes: Sizes, erro
     norm over that of e W: |r|^2 alpha sqrt(H) / |e W|, or |r| sqrt(H) / |W|, for each of the L layers that they pass.
     The constants are from the models in `docs/models-measured.md`.
     """
-    head, weight = plan.head, model.get_parameter(plan.head.weight)
+    head, weight = plan.head, plan.head.effective(model)
     layers = sum(parameter.dim() > 1 for parameter in model.parameters()) - 1 or 1
     norm = max(float(weight.detach().norm()), 0.3 * math.sqrt(head.outputs))  # a head may begin at 0
     if loss == "cross-entropy":
@@ -118,6 +118,7 @@ class Server:
             gradient = self._perturbation.recover(total.means, key, in_place=True)
             for value in gradient.values():
                 np.divide(value, density, out=value)  # in their own memory
+            gradient = self._perturbation.plan.head.chained(gradient, self._model)
             buffers = self._perturbation.recover_buffers(total.means, key) if self._buffers else {}
             clipped = self._stepper.step(gradient, now.round, buffers)
         if exchanged:
@@ -261,7 +262,9 @@ class Server:
             limits |= {f"beta/{s}": once for s in range(m)} | {f"psi/{s}": self._limit for s in range(m)}
             uploads = {"scalars": ((m + 1,), once)}
         for name, parameter in self._trained.items():
-            above = name in (head.weight, head.bias) and not head.tied
+            if name == head.magnitude:
+                continue  # its gradient follows from that of W
+            above = name in head.above
             prefixes = ("noisy", *(["psi"] if form == "paper" else [])) if above else tuple(limits)
             uploads |= {f"{p}/{name}": (tuple(parameter.shape), limits.get(p, self._limit)) for p in prefixes}
         for name, buffer in self._buffers.items():

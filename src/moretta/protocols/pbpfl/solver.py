@@ -231,7 +231,8 @@ class Stored:
 class Solver:
     """The state of the rules: each tensor's ids in the graph, and each parameter's scale."""
 
-    def __init__(self, shapes: dict[str, torch.Size]) -> None:
+    def __init__(self, shapes: dict[str, torch.Size], head: str) -> None:
+        self.head = head  # the name of its weight
         self.scales, self.channels = SignedUnion(), Channels()
         self.stored = {name: Stored(shape) for name, shape in shapes.items()}
         self.values: dict[int, Ids | View] = {}

@@ -45,11 +45,10 @@ class Trunk:
 
     def __init__(self, model: nn.Module, head: Head, passes: Passes = WHOLE) -> None:
         self._model, self._head, self._passes = model, head, passes
-        above = () if head.tied else (head.weight, head.bias)
         self._parameters = {
             name: parameter
             for name, parameter in model.named_parameters()
-            if parameter.requires_grad and name not in above
+            if parameter.requires_grad and name not in head.above
         }
         self._dense = dense_layers(model, head.module) if passes == WHOLE else None
 
@@ -207,7 +206,7 @@ class NoisyModel:
     def at_head(self, ask: TrainOn, model: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
         """Load a round's weights; return the head's, int64[outputs] parts and the `terms.selector`."""
         modules.load(model, self._frozen.beside(ask.parameters))
-        weight = self.head.matrix(model.get_parameter(self.head.weight).detach())
+        weight = self.head.matrix(self.head.effective(model).detach())
         if len(ask.parts) != len(weight):
             raise PeerError(f"{ask.stamp}: expected parts of {len(weight)} outputs, got {len(ask.parts)}")
         parts = torch.from_numpy(ask.parts).to(weight.device)

@@ -100,17 +100,16 @@ def plan_from(arrays: Mapping[str, Array]) -> ScalePlan:
 def trunk(plan: ScalePlan, tensors: Tensors) -> dict[str, Floats]:
     """Return the parameters below the head, float64. Raises `moretta.errors.ParameterError` for a head alone."""
     below = whole(plan, tensors)
-    for name in (plan.head.weight, plan.head.bias):
-        if name is not None and not plan.head.tied:
-            below.pop(name)
+    for name in plan.head.above:
+        below.pop(name, None)
     if not below:
         raise ParameterError("the model is a head alone; there is nothing below it")
     return below
 
 
 def whole(plan: ScalePlan, tensors: Tensors) -> dict[str, Floats]:
-    """Return all parameters, float64, tied ones once."""
-    return {name: np.asarray(tensors[name], dtype=np.float64) for name in plan.parameters}
+    """Return all parameters, float64, tied ones once, and of a head with weight normalisation W in place of v and g."""
+    return dict(plan.head.joined({name: np.asarray(tensors[name], dtype=np.float64) for name in plan.parameters}))
 
 
 def canonical(plan: ScalePlan, tensors: Named) -> dict[str, Floats]:

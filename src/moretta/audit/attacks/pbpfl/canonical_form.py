@@ -61,7 +61,7 @@ def attack(case: Case) -> Claim:
     released = under("released/", case.arrays)
     parameters = canonical(plan, whole(plan, released))
     tied = {name: parameters[first] for name, first in plan.aliases.items() if first in parameters}
-    return {**released, **parameters, **tied}
+    return {**released, **plan.head.split(parameters), **tied}
 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:

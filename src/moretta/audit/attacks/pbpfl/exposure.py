@@ -11,6 +11,7 @@ from moretta.audit.attacks.pbpfl.softmax import differences, opened, outputs_of,
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.exposure import Exposure, Models
 from moretta.audit.evidence.heads import as_outputs
+from moretta.audit.evidence.network import norms_like
 from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Array, Tensors
 from moretta.protocols.pbpfl.messages import BlindedSoftmax, Ratios, Softmax, TrainOn
@@ -95,6 +96,8 @@ def without_offset(case: Case, silo: str) -> Models:
         held = dict(asks[number].parameters)
         for name, each in ((run.head, offset[:, None]), (run.head_bias, offset)):
             held[name] = (held[name].astype(np.float64) - each).astype(held[name].dtype)
+        if run.head_magnitude:
+            held[run.head_magnitude] = norms_like(held[run.head_magnitude], held[run.head])
         models[number] = held
     return models
 

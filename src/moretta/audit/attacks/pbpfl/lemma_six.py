@@ -73,7 +73,7 @@ def candidates(truth: Truth, number: int, kind: str) -> tuple[list[Tensors], int
     """Return two candidates for the model of a round in the order of their hashes, and which one is true."""
     held = truth.parameters(number)
     true = {n: v for n, v in held.items() if v.dtype.kind == "f"}
-    below = [n for n, v in true.items() if v.ndim > 1 and n != truth.run.head]
+    below = [n for n, v in true.items() if v.ndim > 1 and n not in (truth.run.head, truth.run.head_magnitude)]
     if not below:
         raise ParameterError("the model is a head alone; there is nothing below it")
     matrix = max(below, key=lambda name: true[name].size)

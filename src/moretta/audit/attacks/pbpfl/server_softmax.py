@@ -31,7 +31,7 @@ from moretta.audit.attacks.pbpfl.softmax import ROUNDS, scores, squares
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, augmented, first_of, no_head, rounds_of
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.intervals import Floats, bootstrapped, of_rate, relative_error, to_error
-from moretta.audit.evidence.network import head_inputs
+from moretta.audit.evidence.network import head_inputs, head_weight
 from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Array
 from moretta.protocols.common.targets import classes_of, counts_at_positions, probabilities
@@ -51,7 +51,7 @@ def gather(truth: Truth) -> Given:
     for number in rounds:
         held = truth.parameters(number)
         arrays[f"offset/{number}"] = key_of(truth, number).offset
-        arrays[f"weight/{number}"] = held[truth.run.head]
+        arrays[f"weight/{number}"] = head_weight(truth.run, held)
         if truth.run.head_bias:
             arrays[f"bias/{number}"] = held[truth.run.head_bias]
     return Given(
