@@ -52,7 +52,7 @@ def reply(message: Message, arrays: Mapping[str, Any] | None, **metrics: Any) ->
 
 def steps(message: Message, context: Context) -> Message:
     """Move the weights by what this node has: the k-th of them has 10 + k examples."""
-    k, arrays = int(context.run_config["k"]), {name: one.numpy() for name, one in message.content["arrays"].items()}
+    k, arrays = int(context.node_config["k"]), {name: one.numpy() for name, one in message.content["arrays"].items()}
     if message.metadata.message_type == "evaluate":
         return reply(message, None, score=0.25 * k, num_examples=10 + k)
     moved = {"w": arrays["w"] * np.float32(0.5) + np.float32(k), "seen": arrays["seen"] + 1}
@@ -104,9 +104,15 @@ class Nodes:
         """Connect a node; without a folder, as a simulation has them."""
         node = next(self._ids)
         self.configs[node] = {"partition-id": k} if folder is None else {"moretta": str(folder)}
-        context = Context(7, node, self.configs[node], RecordDict(), {"k": k})
-        self.apps[node], self.contexts[node] = app, context_to_proto(context).SerializeToString()
+        self.configs[node] |= {"k": k}
+        self.apps[node] = app
+        self.configure(node)
         return node
+
+    def configure(self, node: int, **config: Any) -> None:
+        """Give a node a run's configuration, as the SuperLink does."""
+        context = Context(7, node, self.configs[node], RecordDict(), config)
+        self.contexts[node] = context_to_proto(context).SerializeToString()
 
     def context(self, node: int) -> Context:
         """Return what Flower keeps for a node."""
@@ -144,6 +150,7 @@ class Nodes:
         self.bytes[0] += wire.ByteSize()
         there = Message(recorddict_from_proto(wire), node, message.metadata.message_type)
         there.metadata.__dict__["_message_id"] = "asked"
+        there.metadata.__dict__["_group_id"] = message.metadata.group_id
         try:
             answer = self.apps[node]()(there, context)
         except Exception as error:  # as Flower's own process for an app does

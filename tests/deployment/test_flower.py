@@ -20,7 +20,8 @@ pytest.importorskip("flwr", reason="pip install 'moretta[flower]'")
 
 from beside_pages import blocks_of
 from flower_nodes import WEIGHTS, Nodes, app, folders, reply, start, steps
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, Result
 
 from moretta import SecureAggregation, flower
@@ -170,7 +171,7 @@ def spoilt(**changes: Any) -> Callable[[Message, Context], Message]:
 
     def train(message: Message, context: Context) -> Message:
         good = steps(message, context)
-        if context.run_config["k"] != 2 or "arrays" not in good.content:
+        if context.node_config["k"] != 2 or "arrays" not in good.content:
             return good
         arrays = {name: one.numpy() for name, one in good.content["arrays"].items()}
         arrays |= {name: value for name, value in changes.items() if name in ("w", "seen", "more")}
@@ -211,7 +212,7 @@ def test_the_round_goes_on_without_a_client_that_returns(what: str, tmp_path: Pa
 
 def test_what_an_app_raises_stays_at_its_site(tmp_path: Path, caplog: Say) -> None:
     def train(message: Message, context: Context) -> Message:
-        if context.run_config["k"] == 1:
+        if context.node_config["k"] == 1:
             raise ValueError("patient 4711 is 207 years old")
         return steps(message, context)
 
@@ -429,19 +430,56 @@ def test_a_site_answers_nothing_out_of_turn(tmp_path: Path) -> None:
     assert "expected the terms of the run with the message" in bad.ask(AdvertiseKey(stamp=Stamp("run", 1, 1)))
 
 
-def test_a_model_of_its_own_for_one_client_is_not_summed(tmp_path: Path, caplog: Say) -> None:
+def idle(message: Message, context: Context) -> Message:
+    """Return the weights that came: beside such answers, a sum is one client's own."""
+    arrays = {name: one.numpy() for name, one in message.content["arrays"].items()}
+    return reply(message, arrays, loss=0.0, by_class=[0.0, 0.0], num_examples=1)
+
+
+def two_functions() -> ClientApp:
+    client = app(steps)()
+    client.train("idle")(idle)
+    return client
+
+
+def _told(message: Message) -> None:
+    message.content = RecordDict({**message.content, "config": ConfigRecord({"server-round": 9})})
+
+
+def _reordered(message: Message) -> None:
+    arrays = cast(ArrayRecord, message.content["arrays"])
+    message.content = RecordDict({**message.content, "arrays": ArrayRecord(dict(reversed(arrays.items())))})
+
+
+def _idle(message: Message) -> None:
+    message.metadata.message_type = "train.idle"
+
+
+def _of_another_group(message: Message) -> None:
+    message.metadata.__dict__["_group_id"] = "9"
+
+
+@pytest.mark.parametrize("own", [_told, _reordered, _idle, _of_another_group])
+def test_a_question_of_its_own_for_one_client_is_not_summed(own: Callable[[Message], None], tmp_path: Path) -> None:
     """Its masks would not cancel, and the difference is noticed before anything is opened."""
-    nodes = Nodes(folders(tmp_path, *NAMES).values(), app(steps))
+    nodes = Nodes(folders(tmp_path, *NAMES).values(), two_functions)
     plain = nodes.push_messages
 
     def deviating(messages: Any) -> Any:
         messages = list(messages)
         for message in messages:
             if message.metadata.dst_node_id == nodes.nodes[2] and "arrays" in message.content:
-                message.content = RecordDict({**message.content, "config": ConfigRecord({"server-round": 9})})
+                own(message)
         return plain(messages)
 
     nodes.push_messages = deviating  # type: ignore[method-assign]
+    np.testing.assert_allclose(play(nodes, strategy(tmp_path)).arrays["w"].numpy(), mean(0, 1, 3), rtol=1e-6)
+
+
+def test_a_configuration_of_its_own_for_one_client_is_not_summed(tmp_path: Path) -> None:
+    """With a rate of 0 for all others, a sum would be one client's own."""
+    nodes = Nodes(folders(tmp_path, *NAMES).values(), app(steps))
+    nodes.configure(nodes.nodes[2], rate=0.5)
     np.testing.assert_allclose(play(nodes, strategy(tmp_path)).arrays["w"].numpy(), mean(0, 1, 3), rtol=1e-6)
 
 

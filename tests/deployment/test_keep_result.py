@@ -17,6 +17,7 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 
 from moretta.config import silo_file
@@ -45,10 +46,18 @@ def result(weights: Mapping[str, Any], steps: Any = 5, metrics: Any = None, kind
     return found
 
 
-def site(name: str, given: Shareable | None = None, settings: str = TEXT) -> tuple[KeepResult, Shareable]:
+def asked(model: Mapping[str, Any] = MODEL, meta: dict[str, Any] | None = None, number: int = 0) -> Shareable:
+    """Return a training task. number: of its round, from 0."""
+    task: Shareable = DXO(DataKind.WEIGHTS, data=dict(model), meta=meta or {}).to_shareable()
+    task.set_header(AppConstants.CURRENT_ROUND, number)
+    return task
+
+
+def site(
+    name: str, given: Shareable | None = None, settings: str = TEXT, task: Shareable | None = None
+) -> tuple[KeepResult, Shareable]:
     """Return a site that was sent the model and came to a result, and what left it."""
-    kept = KeepResult(settings)
-    task = DXO(DataKind.WEIGHTS, data=MODEL).to_shareable()
+    kept, task = KeepResult(settings), task or asked()
     told = {FLContextKey.TASK_NAME: TASK, FLContextKey.TASK_DATA: task}
     kept.handle_event(EventType.BEFORE_TASK_EXECUTION, context(name, **told))
     return kept, kept.process(result(own(name)) if given is None else given, context(name))
@@ -96,6 +105,16 @@ def test_nothing_but_masked_numbers_leaves_a_site_and_each_result_is_summed_once
     ]
     with pytest.raises(RunFailed, match="no result of a training task that is not summed yet"):
         secure_sum({name: delivers(kept, name) for name, (kept, _) in sites.items()}, SHAPES, SECURE)
+
+
+@pytest.mark.parametrize(
+    "others", [asked({**MODEL, "w": np.ones((2, 3), np.float32)}), asked(meta={"rate": 0.0}), asked(number=9)]
+)
+def test_results_of_another_task_do_not_add_up(others: Shareable) -> None:
+    """A server that sends all others a task with a known result had one site's own weights as the sum."""
+    sites = {name: site(name, task=others if name != "north" else None)[0] for name in NAMES}
+    total = secure_sum({n: delivers(kept, n) for n, kept in sites.items()}, SHAPES, SECURE, most_weight=2**10)
+    assert list(total.silos) == ["east", "south", "west"]
 
 
 def _values(value: Any) -> list[Any]:

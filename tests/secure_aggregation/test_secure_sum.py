@@ -129,3 +129,11 @@ def test_a_roster_says_who_the_silos_are(tmp_path: Path) -> None:
     (tmp_path / "west" / "identity.pub").unlink()
     Identity.fresh().save(tmp_path / "west")
     assert secure_sum(ways(clients(settings)), SHAPES, settings).silos == ("east", "north", "south")  # not another west
+
+
+def test_tensors_that_answer_another_question_do_not_add_up() -> None:
+    about = dict.fromkeys(NAMES, b"model") | {NAMES[0]: b"another"}
+    numbers = {name: {"x": np.array([float(place)])} for place, name in enumerate(NAMES)}
+    clients = {name: SumClient(name, NAMES, numbers[name], about=about[name]) for name in NAMES}
+    total = secure_sum({name: client.answer for name, client in clients.items()}, {"x": (1,)})
+    assert list(total.silos) == sorted(NAMES[1:])

@@ -67,7 +67,7 @@ def secure_sum(
         now, missing = _agree(server, run, silos, pool, rules.least(settings.scheme))
         request = server.want(dict(shapes), dict.fromkeys(shapes, settings.largest), most_weight or len(silos))
         ask = AskSum(stamp=now, encoding=request.fraction_bits)
-        total = _play(server.sum(ask, request, query_of(ask).digest), silos, pool)
+        total = _play(server.sum(ask, request), silos, pool)
     if isinstance(total, Aborted):
         raise _failed("the sum could not be opened", {**missing, **total.missing}, total.because)
     result: Sum = total
@@ -84,6 +84,8 @@ class SumClient:
         weight: A whole number, 1 or more, the tensors' weight in the mean; the server learns only the sum of weights.
         settings: Those of a run, the same at all ends; None means `SecureAggregation()`.
         helped: The record of all sums that the silo has helped open, with its owner's floors; None records this one.
+        about: A digest of the server's question that the tensors answer, such as a model to train. Tensors of silos
+            with other digests do not add up; else a server could have all but one silo answer something known.
 
     Source:
         Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine Learning", Figure 4.
@@ -97,8 +99,9 @@ class SumClient:
         weight: int = 1,
         settings: SecureAggregation | None = None,
         helped: HelpedSums | None = None,
+        about: bytes = b"",
     ) -> None:
-        self._helped = helped
+        self._helped, self._about = helped, about
         self._settings = settings or SecureAggregation()
         self._name, self._silos, self._weight = name, silos, weight
         self._tensors = {key: np.asarray(value) for key, value in tensors.items()}
@@ -122,8 +125,8 @@ class SumClient:
         if (asks.stamp.run, asks.stamp.round, asks.stamp.take) != (self._run, 1, 0):
             raise PeerError("this silo takes part in one sum; for another, make another SumClient")
         if isinstance(asks, AskSum):
-            upload = self._half.upload(asks.stamp, self._tensors, self._weight, asks.encoding, asked=query_of(asks))
-            return CODEC.encode(upload)
+            asked = query_of(asks, self._about)
+            return CODEC.encode(self._half.upload(asks.stamp, self._tensors, self._weight, asks.encoding, asked=asked))
         reply = self._half.answer(asks)
         if reply is None:
             raise PeerError(f"expected a message of a secure sum, got `{asks.TAG}`")

@@ -2,9 +2,9 @@
 
 import hashlib
 
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
-from moretta.contract.messages import Message
+from moretta.contract.messages import Message as OwnMessage
 from moretta.deployment.flower.messages import CODEC
 from moretta.secure_aggregation.keystream import encode_parts
 
@@ -12,13 +12,13 @@ RECORD = "moretta"  # the record of a Flower message that holds ours
 SERIALISED = "moretta.message"  # how an array of it is to be read: by `CODEC`
 
 
-def packed(*messages: Message) -> ArrayRecord:
+def packed(*messages: OwnMessage) -> ArrayRecord:
     """Return messages as a record of Flower's, which carries each as the bytes of an array."""
     coded = {str(place): CODEC.encode(message) for place, message in enumerate(messages)}
     return ArrayRecord({key: Array("uint8", (len(data),), SERIALISED, data) for key, data in coded.items()})
 
 
-def unpacked(content: RecordDict) -> list[Message]:
+def unpacked(content: RecordDict) -> list[OwnMessage]:
     """Return the messages of a Flower message, none if it holds none. Raises `moretta.errors.CodecError`."""
     record = content.get(RECORD)
     if not isinstance(record, ArrayRecord):
@@ -26,17 +26,19 @@ def unpacked(content: RecordDict) -> list[Message]:
     return [CODEC.decode(memoryview(record[key].data)) for key in sorted(record)]  # arrays stay in the record's memory
 
 
-def question_digest(kind: str, content: RecordDict) -> bytes:
-    """Return SHA-256 of a question to an app, without our own record: each array's bytes, and all other values.
+def question_digest(message: Message, context: Context) -> bytes:
+    """Return SHA-256 of all that an app's answer may follow from and the server chooses, without our own record.
 
-    kind: "train" or "evaluate".
+    It has the function that the message calls, the run's configuration, and all records in their order: an app may read
+    arrays without their names.
     """
-    digest = hashlib.sha256(encode_parts("question", kind))
-    for key in sorted(content.keys() - {RECORD}):
-        record = content[key]
+    where, config = message.metadata, sorted(context.run_config.items())
+    digest = hashlib.sha256(encode_parts("question", where.message_type, where.group_id, repr(config)))
+    for key, record in message.content.items():
+        if key == RECORD:
+            continue
         digest.update(encode_parts(key, type(record).__name__))
-        for name in sorted(record):
-            value = record[name]
+        for name, value in record.items():
             if isinstance(value, Array):
                 about = value.dtype, str(tuple(value.shape)), value.stype, len(value.data)
                 digest.update(encode_parts(name, *about))

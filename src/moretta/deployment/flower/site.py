@@ -199,7 +199,7 @@ class FlowerSite:
             raise PeerError(f"expected an encoding for {terms.most_weight} examples, as in the terms of this run")
         kind = message.metadata.message_type.partition(".")[0]
         del message.content[RECORD]
-        asked, sent = question_digest(kind, message.content), _arrays(message.content)
+        asked, sent = question_digest(message, context), _arrays(message.content)
         reply = _replied(message, context, call_next)
         tensors, weight, names = taken(reply, sent if kind == MessageType.TRAIN else None, terms)
         query = query_of(ask, asked, message_digest(names), whole=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,23 +33,29 @@ from moretta.errors import PRIVATE, MorettaError, PeerError, PolicyError, RangeE
 from moretta.secure_aggregation.cohort import Participation
 from moretta.secure_aggregation.plain import PlainUpload
 from moretta.secure_aggregation.secure_sum import CODEC, AskSum, SumClient
+from moretta.secure_aggregation.sums import message_digest
 
 TASK, TOPIC = "train", "moretta.sum"
 SAID, DATA, SILOS, KIND, METRICS = "said", "data", "silos", "kind", "metrics"  # of aux messages, or a result's meta
 WEIGHT, METRIC = "weight/", "metric/"  # the tensors of a sum
 KINDS = {DataKind.WEIGHTS: "FULL", DataKind.WEIGHT_DIFF: "DIFF"}
+HEADERS = (AppConstants.START_ROUND, AppConstants.CURRENT_ROUND, AppConstants.NUM_ROUNDS, AppConstants.VALIDATE_TYPE)
 
 log = logging.getLogger("moretta")
 
 
 @dataclass(frozen=True, repr=False)
 class TaskResult:
-    """The result of a script. kind: "FULL" weights, or their "DIFF" to the model. weight: the number of steps."""
+    """The result of a script.
+
+    kind: "FULL" weights, or their "DIFF" to the model. weight: the number of steps. about: the digest of the task.
+    """
 
     kind: str
     weight: int
     weights: Mapping[str, Array]
     metrics: Mapping[str, float] = field(default_factory=dict)
+    about: bytes = b""
 
     @classmethod
     def of(cls, dxo: DXO, model: Mapping[str, Any]) -> TaskResult:
@@ -82,6 +90,14 @@ class TaskResult:
             weights,
             {n: number for n, number in metrics.items() if np.isfinite(number)},
         )
+
+
+def task_digest(task: Shareable) -> bytes:
+    """Return SHA-256 of all that a script reads of a task, the same for all sites of a sum."""
+    dxo, rounds = from_shareable(task), [task.get_header(name) for name in HEADERS]
+    model = {name: plain(array) for name, array in dxo.data.items()}
+    rest = json.dumps([dxo.data_kind, list(model), dxo.meta, rounds], sort_keys=True, default=repr)
+    return hashlib.sha256(message_digest(PlainUpload.unasked(Stamp("flare", 0, 0), model)) + rest.encode()).digest()
 
 
 def plain(tensor: Any) -> Array:
@@ -149,7 +165,7 @@ class KeepResult(RecordViews):
     def __init__(self, settings: str, folder: str = "") -> None:
         super().__init__(folder)
         self.settings = settings
-        self._lock = threading.Lock()
+        self._lock, self._about = threading.Lock(), b""
         self._result: TaskResult | None = None
         self._sum: tuple[str, SumClient] | None = None
         self._file: SiloFile | None = None
@@ -160,6 +176,9 @@ class KeepResult(RecordViews):
             self._file = self._site(fl_ctx)
             fl_ctx.get_engine().register_aux_message_handler(TOPIC, self._answer)
         super().handle_event(event_type, fl_ctx)
+        if event_type == EventType.BEFORE_TASK_EXECUTION and fl_ctx.get_prop(FLContextKey.TASK_NAME) == TASK:
+            self._about = secrets.token_bytes(32)  # a result of a task that has no digest adds up with no other
+            self._about = task_digest(fl_ctx.get_prop(FLContextKey.TASK_DATA))  # a script may write to what it gets
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Keep a result; return that there is one, or why not."""
@@ -170,7 +189,7 @@ class KeepResult(RecordViews):
         with self._lock:
             self._result = None
             try:
-                self._result = TaskResult.of(from_shareable(shareable), self._model)
+                self._result = replace(TaskResult.of(from_shareable(shareable), self._model), about=self._about)
                 meta = {KIND: self._result.kind, METRICS: sorted(self._result.metrics)}
             except MorettaError as error:
                 meta = {SAID: disclosed(error, log)}
@@ -220,7 +239,7 @@ class KeepResult(RecordViews):
         tensors = {WEIGHT + name_of_weight: array for name_of_weight, array in result.weights.items()}
         tensors |= {METRIC + metric: np.asarray(result.metrics[metric]) for metric in metrics}
         helped = None if self._file is None else self._file.helped.opened
-        return SumClient(name, silos, tensors, result.weight, secure, helped)
+        return SumClient(name, silos, tensors, result.weight, secure, helped, result.about)
 
     def _site(self, fl_ctx: FLContext) -> SiloFile | None:
         folder = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
