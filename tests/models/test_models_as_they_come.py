@@ -36,7 +36,7 @@ class Config:
 
     attribute_map: dict[str, str] = {}  # noqa: RUF012
 
-    def __init__(self, hidden_size: int = 4, num_labels: int = 2) -> None:
+    def __init__(self, hidden_size: int = 4, num_labels: int = 2, attn_implementation: str = "eager") -> None:
         self.hidden_size, self.num_labels, self.use_cache = hidden_size, num_labels, True
 
     @classmethod
@@ -133,11 +133,28 @@ def test_a_folder_has_configuration_and_perhaps_weights(tmp_path: Path) -> None:
         ("transformers:Clasifier", {}, 'module "transformers" has no function "Clasifier"'),
         ("torchvision:pictured", {"weights": "DEFAULT"}, r"\[model\] weights = \"DEFAULT\" loads weights from the net"),
         ("torchvision:pictured", {"pretrained": True}, r"\[model\] pretrained = true loads weights from the net"),
+        (
+            "transformers:Classifier",
+            {"weights": "DEFAULT"},
+            r"\[model\] weights = \"DEFAULT\" loads weights from the net",
+        ),
+        ("transformers:Classifier", {"attn-implementation": "a/kernel"}, "may load code or weights from elsewhere"),
+        ("torchvision:pictured", {"kind": ["plain", "hf-hub:a"]}, "may load code or weights from elsewhere"),
     ],
 )
 def test_what_cannot_be_built_is_refused(source: str, arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(ParameterError, match=said):
         built(source, **arguments)
+
+
+def test_a_server_names_no_kernels_that_transformers_fetches() -> None:
+    """By an allowed model's argument a site ran the code of any repository, where `kernels` is installed."""
+    source = "transformers:Classifier"
+    for kernel in ("owner/repository", "flash_attention_2", "deepgemm"):
+        with pytest.raises(ParameterError, match="expected eager, sdpa"):
+            catalogue.build(source, inputs=(6,), outputs=3, agreed=[source], attn_implementation=kernel)
+    catalogue.build(source, inputs=(6,), outputs=3, agreed=[source], attn_implementation="sdpa")
+    built(source, attn_implementation="flash_attention_2")
 
 
 def test_a_library_that_is_not_installed_is_named_with_the_line_that_installs_it() -> None:

@@ -2,9 +2,9 @@
 
 A name is a built-in one, or code: `module:function` beside the run file, or
 `transformers:BertForSequenceClassification`, `monai:UNet` and `timm:NAME` of libraries. Any is called with the
-arguments of [model]. Known libraries need three things besides: where their models are, what would load weights from
-the net, and transformers' configurations. Weights come from a folder on disk or from the seed, never from the net, and
-never by code that a folder holds.
+arguments of [model]. Known libraries need three things besides: where their models are, what would load weights or code
+from elsewhere, and transformers' configurations. Weights come from a folder on disk or from the seed, never from the
+net, and never by code that a folder or the net holds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import JsonValue, field_validator
 
 from moretta.contract.settings import Section, Words, kebab
-from moretta.contract.wording import did_you_mean, shown, unfit
+from moretta.contract.wording import did_you_mean, either, shown, unfit
 from moretta.data.layout import SampleLayout
 from moretta.data.references import OWN_CODE, beside, cause, is_reference, resolve
 from moretta.data.tables.rows import expansion_of
@@ -183,7 +183,16 @@ HOMES: Mapping[str, tuple[str, ...]] = {
     "torchvision": ("torchvision.models", "torchvision.models.segmentation", "torchvision.models.video"),
     "segmentation_models_pytorch": (),
 }
-FROM_THE_NET = ("pretrained", "weights", "weights_backbone", "encoder_weights", "pretrained_backbone")
+FROM_THE_NET = (
+    "pretrained", "weights", "weights_backbone", "encoder_weights", "pretrained_backbone", "checkpoint_path"
+)  # fmt: skip
+IMPLEMENTATIONS = (
+    "eager",
+    "sdpa",
+    "flex_attention",
+    "batched_mm",
+    "grouped_mm",
+)  # of transformers; others load kernels
 
 
 def function_of(source: str, base: Path, agreed: Container[str]) -> Callable[..., Any]:
@@ -234,17 +243,33 @@ def construct(
     if source.partition(":")[0] not in HOMES:
         return function(**arguments)
     arguments = dict(arguments)
+    for name, value in arguments.items():
+        _check_plain(name, value, own=own)
     for name in FROM_THE_NET:
+        if arguments.get(name):
+            raise ParameterError(
+                f"[model] {kebab(name)} = {shown(arguments[name])} loads weights from the net, which a run does "
+                "not; remove it, and give weights by [protocol] warm-start"
+            )
         if takes(function, name):
-            if arguments.get(name):
-                raise ParameterError(
-                    f"[model] {kebab(name)} = {shown(arguments[name])} loads weights from the net, which a run does "
-                    "not; remove it, and give weights by [protocol] warm-start"
-                )
             arguments[name] = False if name.startswith("pretrained") else None
     if hasattr(function, "config_class"):
         return _of_transformers(function, outputs, base, arguments, own=own)
     return function(**arguments)
+
+
+def _check_plain(name: str, value: object, *, own: bool) -> None:
+    """Raise `moretta.errors.ParameterError` for a library's argument that names a place to load from.
+
+    transformers runs the code of a repository that `attn_implementation` names. timm reads a model that "hf-hub:" or a
+    path names. own: whether it is this machine's own, which may choose kernels that transformers fetches by their name.
+    """
+    fetches = "implementation" in name and not own and value not in IMPLEMENTATIONS
+    if fetches or (name != "folder" and re.search("[/:]", json.dumps(value))):
+        raise ParameterError(
+            f"[model] {kebab(name)} = {shown(value)} may load code or weights from elsewhere, which a run does not; "
+            f"expected {either(IMPLEMENTATIONS) if fetches else 'words without / and :'}"
+        )
 
 
 def _of_transformers(kind: Any, outputs: int, base: Path, arguments: dict[str, Any], *, own: bool) -> Any:
