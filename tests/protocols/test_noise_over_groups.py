@@ -131,6 +131,14 @@ def test_scalars_of_a_group_are_averaged_before_they_are_clipped() -> None:
     assert not noised_mean(noise, np.zeros((3, 0)), {}, "run", 1, sizes=[]).any()
 
 
+def test_a_group_whose_scalars_overflow_together_is_hidden() -> None:
+    """Each is finite, and their sum is not: the upload was -1.8e16 wherever the group was in the lot."""
+    derivatives = np.full((3, 4), 1e-3)
+    derivatives[:, :3] = 1.2e308
+    upload = noised_mean(private(np.arange(ROWS)).noise, derivatives, {}, "run", 1, sizes=[3, 1])
+    assert np.array_equal(upload, noised_mean(private(np.arange(ROWS)).noise, derivatives[:, 3:], {}, "run", 1))
+
+
 def made(kind: Any = FedSGD, whom: Any = WHOM, **settings: Any) -> Federation:
     silos = [
         Silo(name, X.astype(np.float32) + start, Y, groups=whom)

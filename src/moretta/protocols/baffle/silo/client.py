@@ -67,11 +67,17 @@ def noised_mean(
     `moretta.protocols.common.noise.SiloNoise.noised`. A row whose scalars are not finite counts as 0, so that its
     overflow of the model stays hidden.
     """
-    exact = np.where(np.isfinite(derivatives).all(axis=0), derivatives, 0.0)
-    if len(sizes) < exact.shape[1]:
-        exact = np.add.reduceat(exact, np.cumsum([0, *sizes[:-1]]), axis=1) / sizes if sizes else exact
+    exact = _finite(derivatives)
+    if sizes and len(sizes) < exact.shape[1]:
+        with np.errstate(over="ignore"):  # a group whose sum overflows counts as 0 too
+            exact = _finite(np.add.reduceat(exact, np.cumsum([0, *sizes[:-1]]), axis=1) / sizes)
     clipped = exact / np.maximum(1.0, np.linalg.norm(exact, axis=0) / noise.privacy.clip)
     return noise.noised({"scalars": clipped.sum(axis=1)}, encoding, *purpose, sums=sums)["scalars"]
+
+
+def _finite(scalars: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return scalars, [K, rows], with 0 for all of a row that has NaN or infinity."""
+    return np.where(np.isfinite(scalars).all(axis=0), scalars, 0.0)
 
 
 BUFFER = "buffer/"  # of BatchNorm's statistics in an upload
