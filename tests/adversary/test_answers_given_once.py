@@ -13,12 +13,12 @@ import pytest
 from torch import nn
 
 from moretta import BAFFLE, CGD, PBPFL, Engine, Federation, FedSGD, SecureAggregation, Silo
-from moretta.contract.messages import Stamp
-from moretta.contract.roles import Aborted, Client, Exchange, Outcome
+from moretta.contract.messages import Message, Stamp
+from moretta.contract.roles import Aborted, Client, Exchange, Outcome, answered
 from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.run_folder import RunFolder
-from moretta.errors import MorettaError
+from moretta.errors import MorettaError, PeerError
 from moretta.protocols.common import scoring
 from moretta.protocols.common.enrolment import Enrolment
 from moretta.protocols.common.overlap import AskApart
@@ -188,6 +188,26 @@ def test_silos_score_one_model_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(Enrolment, "scored", greedy)
     assert held_back().train(1).test["rows"] == 18
     assert all(isinstance(one, Aborted) for one in found), found
+
+
+def test_a_name_before_a_runs_id_scores_no_further_models(tmp_path: Path) -> None:
+    """Without secure sums nothing compared a message's run with the silo's, and each name had a record of its own."""
+    x = np.random.default_rng(1).normal(50, 9, (6, 3)).astype(np.float32)
+    west, east, south = silos(held_out=(x, x[:, :1]))
+    others = [
+        dataclasses.replace(one, x=x[:0], y=x[:0, :1], held_out=None, ids=None, remote=True) for one in (west, south)
+    ]
+    clear = SecureAggregation(scheme="none")
+    silo = restarted(federation(FedSGD(), silos=[east, *others], score_at_silos=True, aggregation=clear), tmp_path)
+
+    def score(run: str, weight: float) -> Message:
+        model = {"weight": np.full((1, 3), weight, np.float32), "bias": np.zeros(1, np.float32)}
+        return answered(silo, scoring.Score(stamp=Stamp(run, 2, 0), parameters=model, encoding={}))
+
+    score("run", 0.1)
+    for run in ("run", "a/run", "b/run"):
+        with pytest.raises(PeerError):
+            score(run, 0.2)
 
 
 def test_silos_validate_one_model_a_round_over_one_set(monkeypatch: pytest.MonkeyPatch) -> None:

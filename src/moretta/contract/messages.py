@@ -45,6 +45,14 @@ class Stamp:
         """The round, and the take where it is not the first: the seed of everything that each take draws anew."""
         return (self.round, self.take) if self.take else (self.round,)
 
+    def check_run(self, run: str) -> None:
+        """Raise `moretta.errors.PeerError` for a stamp of another run; any is of the run "".
+
+        What a silo has answered is kept by run: under another name it would answer the same question twice.
+        """
+        if run not in ("", self.run):
+            raise PeerError(f"expected messages of the run {run!r}, got one of {self.run!r}")
+
     def __str__(self) -> str:
         return f"round {self.round}, attempt {self.attempt}" + (f", take {self.take}" if self.take else "")
 

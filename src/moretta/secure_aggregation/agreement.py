@@ -264,24 +264,15 @@ class SetUp:
             raise MisuseError("an upload was asked for without a set-up; expected keys to be agreed on")
         return self._agreed
 
-    def check_run(self, stamp: Stamp) -> None:
-        """Raise `moretta.errors.PeerError` for a stamp of another run.
-
-        What a silo has helped to open is kept by run, and its rows are those of one: asked under another name, it would
-        answer the same question twice.
-        """
-        if self._run not in ("", stamp.run):
-            raise PeerError(f"expected messages of the run {self._run!r}, got one of {stamp.run!r}")
-
     def answer(self, message: Message) -> Message | None:
         """Answer the messages of the key agreement, None to any other. A new set-up forgets the last one's seeds.
 
-        Raises `moretta.errors.PeerError` as `check_run` and `Offer`, `moretta.errors.MisuseError` for peers' keys
+        Raises `moretta.errors.PeerError` as `Stamp.check_run` and `Offer`, `moretta.errors.MisuseError` for peers' keys
         without a set-up.
         """
         match message:
             case AdvertiseKey(stamp=now) | graph.AdvertiseCommitted(stamp=now):
-                self.check_run(now)
+                now.check_run(self._run)
                 commits = isinstance(message, graph.AdvertiseCommitted)
                 if commits and now in self._revealed:  # else one silo's parts could be drawn anew until the graph suits
                     raise PeerError(f"the part in the graph's seed of {now} was shown; set up as another attempt")

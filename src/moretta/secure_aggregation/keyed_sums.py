@@ -115,7 +115,7 @@ class KeyedContributor:
         agreement: Agreement | None = None,
     ) -> None:
         self._scheme, self._name, self._ring, self._rules = scheme, name, ring, rules
-        self._helped, self._origin = helped, origin
+        self._helped, self._origin, self._run = helped, origin, run
         self._keys = SetUp(name, scheme.keys(rules), origin, run, agreement)
         self._range = Range(rules.limit, one_weight=rules.participation is not None)
         self._open: Answer | None = None  # of the last upload, until its sum is opened
@@ -150,7 +150,7 @@ class KeyedContributor:
         It is called before the upload is computed. asked: as for `upload`. answers: whether this is a question that the
         silo answers before it uploads. In a take it answers one such question; another raises the same error.
         """
-        self._keys.check_run(stamp)
+        stamp.check_run(self._run)
         if not asked.once:
             self._rules.check_playing(stamp, self._keys.members)
         self._helped.ask(stamp, asked, self._keys.members)

@@ -42,7 +42,10 @@ IN_THE_CLEAR = 'scheme = "none" sums in the clear, so nothing can be blinded or 
 
 
 class PlainContributor:
-    """A silo's half: uploads what it is given."""
+    """A silo's half: uploads what it is given. run: the id of the run; empty for any."""
+
+    def __init__(self, run: str = "") -> None:
+        self._run = run
 
     @property
     def members(self) -> Sequence[str]:
@@ -58,7 +61,8 @@ class PlainContributor:
         return None
 
     def check(self, stamp: Stamp, asked: Query, *, answers: bool = False) -> None:
-        """Do nothing: the server sees every upload, so no sum reveals more."""
+        """Raise `moretta.errors.PeerError` for another run. The server sees every upload, so no sum reveals more."""
+        stamp.check_run(self._run)
 
     def upload(
         self,
@@ -72,6 +76,7 @@ class PlainContributor:
         least: float | None = None,
     ) -> Message:
         """Return the upload in the clear. Raises as `moretta.secure_aggregation.keyed_sums.KeyedContributor`."""
+        self.check(stamp, asked)
         sums.check_weight(weight)
         if blind is not None:
             raise MisuseError(IN_THE_CLEAR)

@@ -52,7 +52,7 @@ def contributor(
     run: the id of the run, as stamps have it; none takes stamps of any.
     """
     if scheme == "none":
-        return PlainContributor()
+        return PlainContributor(run)
     helped = HelpedSums() if helped is None else helped
     return KeyedContributor(_keyed(scheme), name, Ring(ring_bits), rules, origin, helped, run)
 
