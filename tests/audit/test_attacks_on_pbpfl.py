@@ -12,6 +12,7 @@ import pytest
 import torch
 from recorded import attacked, check, claimed, given_other, recorded
 
+from moretta.audit.attacks.common.server_and_silos import ATTACK as SERVER_AND_SILOS
 from moretta.audit.attacks.common.silo_property import ATTACK as SILO_PROPERTY
 from moretta.audit.attacks.pbpfl import exposure, lemma_six, server_softmax, softmax, training_seed
 from moretta.audit.attacks.pbpfl.canonical import plan_of
@@ -105,6 +106,7 @@ def normed():
             {"relative_error": (0, 1e-5), "features_r2": (0.99, 1)},
         ),
         (RELEASED, {"loss": "cross-entropy"}, 4, {"score": (0.999999, 1), "outputs_relative_error": (0, 1e-5)}),
+        (SERVER_AND_SILOS, {}, 3, {"relative_error": (0, 1e-4)}),
     ],
 )
 def test_it_succeeds_on_a_head_with_weight_normalisation_too(

@@ -47,7 +47,10 @@ def recovered(truth: Truth, rounds: Mapping[int, Sequence[str]]) -> dict[str, Ar
 
 
 def uploaded(truth: Truth, silo: str, number: int) -> Tensors:
-    """Return the gradient of the noisy loss that a silo uploads in a round, at the noisy model."""
+    """Return the gradient of the noisy loss that a silo uploads in a round, at the noisy model.
+
+    Of a head with weight normalisation it is that of W, in v's place, where the noisy model has v = W and g = |v|.
+    """
     ask = truth.messages("server", number, TrainOn)[-1]
     y = [message.y for message in truth.messages("server", number, Softmax, silo)]
     if blinded := truth.messages("server", number, BlindedSoftmax, silo):
@@ -55,7 +58,11 @@ def uploaded(truth: Truth, silo: str, number: int) -> Tensors:
         outputs = outputs_of(truth, silo, number, ask.parameters)
         y = [opened(sent[-1], blinded[-1], outputs)]
     loss = _along(truth, y[-1]) if y else None
-    return truth.gradient(silo, number, ask.parameters, loss)
+    gradient, v = dict(truth.gradient(silo, number, ask.parameters, loss)), truth.run.head
+    if truth.run.head_magnitude:
+        of_g, weight = gradient.pop(truth.run.head_magnitude), ask.parameters[v]
+        gradient[v] = gradient[v] + weight * (of_g / norms_like(of_g, weight))
+    return gradient
 
 
 def _along(truth: Truth, y: Array) -> Callable[[Tensor, Tensor], Tensor]:
