@@ -1,15 +1,15 @@
 """The process of one attack: reads its case on stdin, writes its claim on stdout, and reaches nothing else.
 
-It is a fork of one that has imported PyTorch once for all attacks of an audit (`AttackOrigin`), which is sent no case:
+It is a fork of a process that has imported PyTorch once for all attacks of an audit (`AttackOrigin`) and sees no case:
 
     auditor                       origin                  a fork that waits        the attack
     a case, and three files  -->  forks               -->  forks                -->  confines itself, reads the case
                              <--------------------------------------------------   its number, so that it can be ended
                              <--------------------------  how it ended
 
-It is sent a case and no path: no argument, variable or working directory names the run folder. It is confined
+It receives a case and no path: no argument, variable or working directory names the run folder. It is confined
 (`moretta.engines.confinement`) before the attack's own module is imported. The kernel, where it can, refuses it files,
-TCP and signals, but not UDP, Unix sockets or forks. What it forks ends with it, except what leaves its session.
+TCP and signals, but not UDP, Unix sockets or forks. Its forks end with it, unless they leave its session.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from moretta.audit.evidence.attack import Attack, Claim
     from moretta.audit.evidence.case import Case
 
-PROGRAM = ("-m", "moretta.audit.attacker")  # of the process that attacks are forks of
+PROGRAM = ("-m", "moretta.audit.attacker")  # of the process that attacks fork from
 _NUMBER = struct.Struct("<i")
 
 
@@ -55,7 +55,7 @@ class AttackFailed(Exception):
 
 
 class AttackOrigin:
-    """The process that attacks are forks of, which the first of them starts; they end with it, by `close`."""
+    """The process that attacks fork from, started by the first of them; they end with it, by `close`."""
 
     def __init__(self) -> None:
         self._held = contextlib.ExitStack()
@@ -88,7 +88,7 @@ class AttackOrigin:
         return line
 
     def play(self, files: Sequence[IO[bytes]], seconds: float) -> int | None:
-        """Let one attack read the first file as its input and write the others; return its exit code, None if late."""
+        """Run one attack on the first file, writing the others; return its exit code, None if it is late."""
         read, write = os.pipe()
         with open(read, "rb", buffering=0) as status, open(write, "wb", buffering=0) as far:
             with self._lock:
@@ -108,7 +108,7 @@ class AttackOrigin:
 
 
 def _number(status: IO[bytes], until: float) -> int | None:
-    """Return the next number that is written on a pipe, None where none comes in time; the pipe may also end."""
+    """Return the next number on a pipe, None if none arrives in time; the pipe may also end."""
     if not select.select([status], [], [], max(0.0, until - time.monotonic()))[0]:
         return None
     data = status.read(_NUMBER.size)
@@ -118,10 +118,7 @@ def _number(status: IO[bytes], until: float) -> int | None:
 
 
 def claim_of(attack: Attack, case: Case, seconds: float, origin: AttackOrigin) -> Claim:
-    """Run an attack in a process of its own and return its claim.
-
-    Raises `AttackFailed` where it makes no claim in that time.
-    """
+    """Run an attack in a process of its own and return its claim. Raises `AttackFailed` without one in time."""
     by_name = attack.module.partition(".")[0] in ("moretta", *packages())
     file = "" if by_name else _file(attack.module)
     header = json.dumps({"module": attack.module, "function": attack.attack.__name__, "file": file}).encode()
@@ -150,26 +147,23 @@ def _file(module: str) -> str:
 
 
 def main() -> None:
-    """Fork an attack for each that comes on a socket, whose number is the first argument.
-
-    The others are where packages lie that add protocols or attacks.
-    """
+    """Fork an attack per request on the socket of the first argument; the others are folders of plugin packages."""
     line = socket.socket(fileno=int(sys.argv[1]))
     sys.path += [path for path in sys.argv[2:] if path not in sys.path]
     import moretta.audit.evidence.case
     import moretta.models.catalogue  # noqa: F401  # so that no attack has to import PyTorch
 
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for what is forked here
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for these forks
     while (received := socket.recv_fds(line, 1, 4))[0]:
         if not os.fork():
-            line.close()  # an attack that had it could start another that is not confined
+            line.close()  # with it an attack could start another that is not confined
             _wait(*received[1])
         for descriptor in received[1]:
             os.close(descriptor)
 
 
 def _wait(request: int, out: int, errors: int, status: int) -> NoReturn:
-    """Fork an attack, and say what its number is and how it ended."""
+    """Fork an attack, and report its number and how it ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     number = os.fork()
     if not number:
@@ -190,27 +184,27 @@ def _attack() -> NoReturn:
     from moretta.models.catalogue import BUILT_IN
 
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what an attack prints is no claim
+    os.dup2(2, 1)  # an attack's prints are no claim
     try:
         data = os.fdopen(0, "rb").read()
         size = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + size])
         case = Case.unpack(data[8 + size :])
         if case.architecture.source not in ("", *BUILT_IN):
-            case.model()  # imports the user's module while that can be read
+            case.model()  # imports the user's module while it is readable
         folders = [*readable(), *packages().values(), *map(Path, filter(None, [header["file"]]))]
         confine(folders)
         watch(folders)
         claim = getattr(_imported(header["module"], header["file"]), header["function"])(case)
         packed = b"".join(pack_arrays({name: np.asarray(value) for name, value in claim.items()}))
-    except Exception as error:  # noqa: BLE001  # said in one line to the process that waits
+    except Exception as error:  # noqa: BLE001  # reported in one line to the waiting process
         traceback.print_exc()
         print(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}", file=sys.stderr)
         sys.stderr.flush()
         os._exit(1)
     out.write(packed)
     out.flush()
-    os._exit(0)  # so that nothing that an attack left behind runs
+    os._exit(0)  # so that no code that an attack left behind runs
 
 
 def _imported(name: str, file: str) -> ModuleType:

@@ -1,7 +1,4 @@
-"""Run every attack that fits a run, score what they claim, and write ``audit.json``.
-
-Attacks are Moretta's own, and those of packages that are installed on this machine.
-"""
+"""Run every attack that fits a run, Moretta's own and installed ones, score the claims, write ``audit.json``."""
 
 import importlib
 import os
@@ -38,11 +35,7 @@ ORDER = ("server", "silo", "silos together", "server and silos", "outsider")
 
 
 def all_attacks() -> Sequence[Attack]:
-    """Return all attacks by role and then by name.
-
-    They are those that modules below `moretta.audit.attacks` define, and those in modules that entry points of the
-    group ``moretta.attacks`` name.
-    """
+    """Return all attacks by role and name, from `moretta.audit.attacks` and entry points ``moretta.attacks``."""
     names = [info.name for info in pkgutil.walk_packages(attacks.__path__, f"{attacks.__name__}.") if not info.ispkg]
     defined = [var for name in names for var in vars(importlib.import_module(name)).values() if isinstance(var, Attack)]
     by_name = added(ATTACKS, {attack.name: attack for attack in defined}, Attack)
@@ -50,7 +43,7 @@ def all_attacks() -> Sequence[Attack]:
 
 
 def why_not(attack: Attack, run: PublicRun) -> str:
-    """Say why an attack cannot be tried on a run; empty where it can."""
+    """Return why an attack cannot be tried on a run; empty if it can."""
     if run.setting("fit"):
         return "silos trained by a loop of their own (fit), and attacks know our steps alone"
     if run.setting("own-loss"):
@@ -59,7 +52,7 @@ def why_not(attack: Attack, run: PublicRun) -> str:
 
 
 def switched_off(run: PublicRun) -> dict[str, list[str]]:
-    """Return by key which attacks could be tried on a run without that setting, of those that are off by default."""
+    """Return by key the attacks, off by default, that could be tried on a run without that setting."""
     fields = ENTRIES[run.protocol].settings_class().model_fields.items()
     off = {field.alias or name for name, field in fields if not field.is_required() and not field.get_default()}
     missed = [attack for attack in all_attacks() if run.protocol in attack.protocols and why_not(attack, run)]
@@ -73,13 +66,13 @@ def switched_off(run: PublicRun) -> dict[str, list[str]]:
     return missed_by_key
 
 
-SECONDS = 120.0  # that an attack may take
+SECONDS = 120.0  # the most for one attack
 SECONDS_THOROUGH = 3600.0
-PICTURES = 8  # at most, of an attack
+PICTURES = 8  # the most for one attack
 SLOW = "it is slow; ask for it by --thorough"
 
 Progress = Callable[[int, int, str], None]
-"""Called after each attack with how many have ended, of how many, and its name."""
+"""Called after each attack with the number that have ended, of how many, and its name."""
 
 Done = tuple[dict[str, Any], Sequence[Reconstruction]]
 """An attack's line in ``audit.json``, and its pictures."""
@@ -97,9 +90,9 @@ class Audit:
         return self.record["attacks"]  # type: ignore[no-any-return]
 
     def above(self, limits: Mapping[str, float]) -> Mapping[str, str]:
-        """Return in words, by attack, which limits are not kept: the score is above, or is missing.
+        """Return in words, by attack, the limits that are not kept: the score is above, or is missing.
 
-        Raises ParameterError for the name of no attack on this run's protocol.
+        Raises ParameterError for a name that is no attack on this run's protocol.
         """
         scores = {line["attack"]: float(line["score"]) for line in self.attacks}
         missed = {line["attack"]: line["because"] for line in self.record["not_run"]}
@@ -137,11 +130,11 @@ def audit(
     """Attack what a run recorded, and write ``audit.json`` into its folder, whole or not at all.
 
     `federation`, `rounds` and `seed` are those of the run. `thorough` adds slow attacks, and gives each more time.
-    `background` has rows that attackers may have; None takes the first half of the test rows. `background_name` is what
-    the audit calls given ones. `chosen` has names of attacks; None takes all that fit. `needed` has names of attacks
-    that have to be among them, such as those with a limit.
-    Raises `moretta.errors.ParameterError` for a run without views, views that are not as they were recorded, a needed
-    attack that is not tried on this run, or a folder that another process writes; then nothing is written.
+    `background` has rows that attackers may have; None takes the first half of the test rows. `background_name` is its
+    name in the audit. `chosen` has names of attacks; None takes all that fit. `needed` has names of attacks that must
+    be among them, such as those with a limit. Raises `moretta.errors.ParameterError` for a run without views, views
+    that differ from the recorded ones, a needed attack that is not tried on this run, or a folder that another process
+    writes; then nothing is written.
     """
     truth = opened(folder, federation, rounds, seed, background)
     if background is not None:
@@ -201,8 +194,8 @@ def opened(
 def _attacked(
     ready: Sequence[Attack], truth: Truth, thorough: bool, progress: Progress | None
 ) -> Iterable[tuple[Attack, Done | str]]:
-    """Yield each attack as it ends, with its line and pictures, or why it has none; the others go on."""
-    # One attack a core: each is a process of one thread.
+    """Yield each attack as it ends, with its line and pictures, or why it has none; the others continue."""
+    # One attack per core: each is a process of one thread.
     pool = ThreadPoolExecutor(max(1, min(4, os.cpu_count() or 1)))
     origin = AttackOrigin()
     try:
@@ -229,7 +222,7 @@ def _attacked(
             if progress is not None:
                 progress(ended, len(ready), attack.name)
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # if the audit is interrupted, nothing more begins
+        pool.shutdown(wait=False, cancel_futures=True)  # if the audit is interrupted, no other attack begins
         origin.close()
 
 
@@ -241,7 +234,7 @@ def _run(attack: Attack, inputs: Given, truth: Truth, thorough: bool, origin: At
 
 
 def _said(error: Exception) -> str:
-    """Return why an attack failed to run: one of our errors as it is, any other with its class."""
+    """Return why an attack failed to run: one of our errors unchanged, any other with its class."""
     if isinstance(error, AttackFailed | MorettaError):
         return str(error)
     text = str(error).partition("\n")[0]
@@ -249,7 +242,7 @@ def _said(error: Exception) -> str:
 
 
 def _check_background(background: tuple[Array, Array], truth: Truth) -> None:
-    """Refuse rows that are not of the silos' kind, before any attack runs."""
+    """Refuse rows of another kind than the silos', before any attack runs."""
     x, y = background
     if x.shape[1:] != truth.run.shape:
         raise ParameterError(f"background: expected rows of shape {truth.run.shape}, as the silos', got {x.shape[1:]}")
@@ -259,7 +252,7 @@ def _check_background(background: tuple[Array, Array], truth: Truth) -> None:
     if len(x) != len(y) or len(x) < 2:
         raise ParameterError(f"background: expected at least two rows, as many of x as of y, got {len(x)} and {len(y)}")
     try:
-        _ = truth.background  # of which y is checked as a silo's is
+        _ = truth.background  # its y is checked like a silo's
     except ParameterError as error:
         raise ParameterError(str(error).replace("silo `background`", "background", 1)) from None
 
@@ -289,7 +282,7 @@ def _line(attack: Attack, inputs: Given, finding: AttackResult, seconds: float) 
 
 
 def plainly(text: str) -> str:
-    """Return a sentence with its numbers as a person writes them: 0.025 for 2.5e-02, 1.6e-4 for 1.6e-04."""
+    """Return a sentence with its numbers as people write them: 0.025 for 2.5e-02, 1.6e-4 for 1.6e-04."""
 
     def written(match: re.Match[str]) -> str:
         value, exponent = float(match[0]), int(match[2])
@@ -299,7 +292,7 @@ def plainly(text: str) -> str:
 
 
 def _write(folder: Path, record: Mapping[str, Any], done: Iterable[Done]) -> None:
-    """Write audit.json and pictures, whose names are new; an earlier audit's go last, so it names what is there."""
+    """Write audit.json and pictures, whose names are new; earlier ones go last, so it never names missing ones."""
     token = secrets.token_hex(4)
     named = [name for line, some in done if some for name in _write_pictures(folder, line, some, token)]
     RunFolder(folder).write_json("audit.json", record)
@@ -311,10 +304,7 @@ def _write(folder: Path, record: Mapping[str, Any], done: Iterable[Done]) -> Non
 def _write_pictures(
     folder: Path, line: dict[str, Any], pictures: Sequence[Reconstruction], token: str
 ) -> Sequence[str]:
-    """Write an attack's pictures, of which some are the silos' own rows, for the owner of the folder alone.
-
-    token: of this audit, in the files' names, which are returned.
-    """
+    """Write an attack's pictures for the folder's owner alone; return their names, which contain the audit's token."""
     (folder / "audit").mkdir(mode=0o700, exist_ok=True)
     line["pictures"], names = [], []
     for number, picture in enumerate(pictures):

@@ -1,1 +1,1 @@
-"""The attacks, one a file, each with the paper or the derivation it comes from; a folder a protocol, and `common`."""
+"""The attacks: one a file, with its paper or derivation; a folder for each protocol, and `common`."""

@@ -1,1 +1,1 @@
-"""What attacks and the scorer share: what an attack is and is given, the truth, and arithmetic."""
+"""What attacks and the scorer share: the definition of an attack and its input, the truth, and arithmetic."""

@@ -1,4 +1,4 @@
-"""What an attack is: which role, what it is given, what it does with that, and how its claim is scored."""
+"""What an attack is: its role, its input, its computation, and the scoring of its claim."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +12,12 @@ from moretta.protocols.common.severity import Severity
 Role = Literal["server", "silo", "silos together", "server and silos", "outsider"]
 
 Claim = Tensors
-"""What an attacker says it found: named arrays."""
+"""An attacker's claim: named arrays."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """What one attack is to be given.
+    """The input of one attack.
 
     views: by role, the rounds of its view. arrays: background knowledge, and the role's own secrets. view: in words,
     what it has seen. knowledge: in words, what it knows besides, "nothing" for nothing.
@@ -42,10 +42,10 @@ class Reconstruction:
 class AttackResult:
     """The result of one attack.
 
-    A higher `score` means that more was learned; `measure` says in a few words of what. `chance` is what guessing
-    scores. `interval` is that of 95 % of the score. `sentence` says plainly what the role learned, with its figure,
-    without a full stop. `figures` are further ones, by name. `constant` is what naming the most frequent value always
-    scores, and None where a score is of numbers and no value is the most frequent.
+    A higher `score` means that more was learned; `measure` names the quantity in a few words. `chance` is the score of
+    guessing. `interval` is that of 95 % of the score. `sentence` states plainly what the role learned, with its figure,
+    without a full stop. `figures` are further ones, by name. `constant` is the score of always naming the most frequent
+    value, and None where a score is of numbers without one.
     """
 
     measure: str
@@ -67,12 +67,12 @@ class AttackResult:
 class Attack:
     """One attack.
 
-    `name` has dashes, and is the same in `audit.json` and on the command line. `title` says what the role does, for
-    people who know no machine learning, with a verb first and no full stop. `severity` is what it does to the people in
-    the rows, if it succeeds. `source` is the paper or derivation. `fits` says why it cannot be tried on a run, empty
-    where it can. `given` says what it is given; this may read the truth, as it says what a role knows. `attack` runs in
-    a process of its own, on that alone. `score` compares the claim with the truth. A `slow` attack is left out unless a
-    thorough audit is asked for.
+    `name` has dashes, and is the same in `audit.json` and on the command line. `title` is what the role does, for
+    people who know no machine learning, with a verb first and no full stop. `severity` is its harm to the people in the
+    rows, if it succeeds. `source` is the paper or derivation. `fits` returns why it cannot be tried on a run, empty if
+    it can. `given` returns its input; this may read the truth, as it models a role's knowledge. `attack` runs in a
+    process of its own, on that alone. `score` compares the claim with the truth. A `slow` attack runs only in a
+    thorough audit.
     """
 
     name: str
@@ -89,35 +89,35 @@ class Attack:
 
     @property
     def module(self) -> str:
-        """The module that `attack` stands in, from which the child process takes it by its name."""
+        """The module of `attack`, from which the child process imports it by name."""
         return self.attack.__module__
 
 
 def always(run: PublicRun) -> str:
-    """Return that an attack can be tried on any run of its protocols."""
+    """Return the empty reason: an attack can be tried on any run of its protocols."""
     return ""
 
 
 def no_training(run: PublicRun) -> str:
-    """Say why an attack on rounds of training cannot be tried."""
+    """Return why an attack on rounds of training cannot be tried."""
     return "" if run.training else "no round of training was recorded"
 
 
 def no_head(run: PublicRun) -> str:
-    """Say why an attack on the last linear layer cannot be tried."""
+    """Return why an attack on the last linear layer cannot be tried."""
     return "" if run.head else "the model has no linear layer with an output each"
 
 
 def augmented(run: PublicRun) -> str:
-    """Say why an attack on rows that are the same in each round cannot be tried."""
+    """Return why an attack on rows that are the same in each round cannot be tried."""
     return "rows are augmented anew in every round, and there is no record of what to compare with" * run.augmented
 
 
 def first_of(*reasons: Callable[[PublicRun], str]) -> Callable[[PublicRun], str]:
-    """Return what says the first of these reasons that a run gives."""
+    """Return a function to the first of these reasons that applies to a run."""
     return lambda run: next(filter(None, (reason(run) for reason in reasons)), "")
 
 
 def rounds_of(count: int) -> str:
-    """Return so many rounds in words: "1 round", "2 rounds"."""
+    """Return `count` rounds in words: "1 round", "2 rounds"."""
     return "1 round" if count == 1 else f"{count} rounds"

@@ -1,4 +1,4 @@
-"""What an attacker is given, as one piece of bytes: views, what is public, knowledge, and the architecture."""
+"""An attacker's input, as one piece of bytes: views, public facts, knowledge, and the architecture."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class PublicRun:
 
     `settings` are those of the run file, [protocol], [secure-aggregation] and what silos must know of [data], nothing
     secret and no path. `shape` is that of one row of inputs. `dtype` is "float32" or "float64". `recorded` are the
-    rounds with views, `rounds` how many ran. `rows` counts each silo's; others' sizes are taken to be known (they show
-    in the lengths of messages under cross-entropy, and in how long an epoch is). `head` and `head_bias` name the last
+    rounds with views, `rounds` the number that ran. `rows` counts each silo's; others' sizes count as known (they show
+    in the lengths of messages under cross-entropy, and in the length of an epoch). `head` and `head_bias` name the last
     linear layer's parameters, empty where no layer is of [outputs, ..]. `head_magnitude` names g of its weight
-    normalisation, W = g v / |v|, where `head` names v. `arrays` are those of a sample of several, as
-    `moretta.data.layout.SampleLayout.dump` has them, empty for a sample of one. `mask` is the shape of targets that are
-    masks, empty for others.
+    normalisation, W = g v / |v|, where `head` names v. `arrays` are those of a sample of several
+    (`moretta.data.layout.SampleLayout.dump`), empty for a sample of one. `mask` is the shape of target masks, empty for
+    other targets.
     """
 
     id: str
@@ -73,12 +73,12 @@ class PublicRun:
     mask: tuple[int, ...] = ()
 
     def setting(self, key: str, section: str = "protocol") -> Any:
-        """Return one setting, None where the run has none of that name."""
+        """Return one setting, None if the run has none of that name."""
         return self.settings.get(section, {}).get(key)
 
     @property
     def layout(self) -> SampleLayout | None:
-        """How a sample of several arrays is packed; None where it is one array."""
+        """The packing of a sample of several arrays; None for one array."""
         return SampleLayout.load(self.arrays) if self.arrays else None
 
     @property
@@ -117,7 +117,7 @@ class PublicRun:
 
 @dataclass(frozen=True)
 class Heard:
-    """A message that a role sent or received. peer: to or from whom. number: of the round in whose view it is."""
+    """A message that a role sent or received. peer: its other end. number: of the round in whose view it is."""
 
     direction: str
     peer: str
@@ -126,21 +126,21 @@ class Heard:
 
     @classmethod
     def of_round(cls, role: str, number: int, data: bytes, frozen: Tensors) -> list[Heard]:
-        """Return the messages in the file of a role's view of a round. frozen: what rounds leave out of a model."""
+        """Return the messages in the file of a role's view of a round. frozen: tensors that rounds omit."""
         reader, seen = codec(), views.parse(data, f"round {number} of {role}")
         return [cls(item.direction, item.peer, whole(reader.decode(item.data), frozen), number) for item in seen]
 
     @property
     def round(self) -> int:
-        """The round that it is of; other frameworks may stamp each round as the first of a run of its own."""
+        """Its round; other frameworks may stamp each round as the first of its own run."""
         return self.number if self.message.stamp.round else 0
 
 
-FROZEN = "frozen/"  # before the names of tensors that the run leaves as they are, which everybody has
+FROZEN = "frozen/"  # before the names of untrained tensors, which all roles have
 
 
 def whole(message: Message, frozen: Tensors) -> Message:
-    """Return a message with the frozen tensors beside a model's others, which alone travel in rounds."""
+    """Return a message with the frozen tensors added to a model's others, which alone travel in rounds."""
     if not frozen or not message.BESIDE_FROZEN:
         return message
     fields = vars(message)
@@ -149,7 +149,7 @@ def whole(message: Message, frozen: Tensors) -> Message:
 
 @dataclass(frozen=True)
 class Architecture:
-    """How to build the model, weights aside: a run file's [model], or an exported program if it came from Python.
+    """How to build the model, without weights: a run file's [model], or an exported program if it is from Python.
 
     source, arguments, base: as of `moretta.models.catalogue.build`. program: `torch.export`'s, with weights of zero.
     """
@@ -178,10 +178,9 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Case:
-    """What one attack is given.
+    """The input of one attack. thorough: whether it may take long.
 
     views: by role, the bytes of its recorded files by round. arrays: the declared knowledge, frozen.
-    thorough: whether it may take long.
     """
 
     run: PublicRun
@@ -219,9 +218,9 @@ class Case:
 
     @cached_property
     def _built(self) -> nn.Module:
-        """Built once: what builds a user's model may read files, which an attack may not."""
+        """Built once: a user's model may read files as it is built, which an attack may not."""
         made = self.architecture.built(self.run).train()
-        with torch.no_grad():  # built from a seed, they would be the run's own first weights where it has that seed
+        with torch.no_grad():  # a run's seed would give its own first weights
             for parameter in made.parameters():
                 parameter.zero_()
         return made
@@ -248,8 +247,8 @@ class Case:
 
     @classmethod
     def unpack(cls, data: bytes) -> Case:
-        """Return what `pack` gave, with arrays that cannot be written to."""
-        arrays = dict(sorted(unpack_arrays(memoryview(data)).items()))  # a loaded model's order is another each time
+        """Return the case of `pack`, with read-only arrays."""
+        arrays = dict(sorted(unpack_arrays(memoryview(data)).items()))  # the order of a loaded model varies
         plain = json.loads(arrays.pop(_CASE).tobytes())
         seen: dict[str, dict[int, bytes]] = {role: {} for role in plain["roles"]}
         for name, array in arrays.items():
@@ -268,9 +267,9 @@ def torch_dtype(run: PublicRun) -> torch.dtype:
 
 
 def exported(model: nn.Module, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
-    """Return the program of a model that no run file describes, with weights of zero.
+    """Return the program of a model without a run file, with weights of zero.
 
-    shape, dtype: of a row of inputs. Raises `moretta.errors.ParameterError` where PyTorch cannot export it.
+    shape, dtype: of a row of inputs. Raises `moretta.errors.ParameterError` if PyTorch cannot export it.
     """
     blank = with_one_argument(copy.deepcopy(model).train())
     with torch.no_grad():

@@ -1,7 +1,7 @@
 """What one protocol shows to attacks that fit several: the facts in which protocols differ.
 
 Each protocol has its own in a table ``EXPOSED``, by the protocol's name: in `moretta.audit.attacks.<folder>.exposure`,
-or of a protocol of another package in a module that its entry point of the group ``moretta.attacks`` names.
+or for a protocol of another package in the module of its entry point ``moretta.attacks``.
 """
 
 import importlib
@@ -29,10 +29,10 @@ Models = dict[int, dict[str, Array]]
 
 @dataclass(frozen=True)
 class Holding:
-    """A model that a silo holds in its own state, and that all others move along.
+    """A model that a silo holds in its own state, and along which all others move.
 
     `name` is in words, with its article. `model` returns that of a silo before a round, in the run's dtype. `counted`
-    says whose rows are in a silo's step of a round. `start` returns the first weights of shadow models, from drawn
+    returns the silos in a silo's step of a round. `start` returns the first weights of shadow models, from drawn
     weights and the held model.
     """
 
@@ -46,9 +46,8 @@ class Holding:
 class Estimated:
     """Gradients of some layers in uploads that are not by name.
 
-    `why_not` says why a run has no such gradients. `public` gives an attacker what everybody knows of where they lie.
-    `shown` returns, of a case, a round's ask and an upload's or a sum's tensors, the whole model that was sent, and the
-    gradients by name.
+    `why_not` returns why a run has no such gradients. `public` gives an attacker their public places. `shown` returns,
+    for a case, a round's ask and an upload's or a sum's tensors, the whole sent model, and the gradients by name.
     """
 
     why_not: Callable[[PublicRun], str]
@@ -61,14 +60,14 @@ class Exposure:
     """What a protocol shows.
 
     `attacks` names those that fit it, of attacks that fit several protocols. `prefix` begins the names of gradients in
-    an upload. `uploaded` is the gradient that a silo uploads in a round, at the parameters that it was sent. `used` has
-    the numbers of the rows that went into that. `recovered` returns, for rounds and the silos whose uploads counted in
-    them, the true gradients and models that the server's own secret gives it; None where it has only what it receives.
-    `sent` returns the true models that a case's silo is sent, by round; tensors that do not travel are the given ones.
-    It may be None: models are not true, or are not sent. `worked_out` returns models that a silo works out from those
-    that it is sent, true but for what changes no output. `holding` is a model in silos' own states, in the place of one
-    that travels. `estimated` are gradients of some layers, where uploads have those and not whole ones by name.
-    `moves` returns, of a case, how many of a row's numbers move each tensor, where those are clipped and not gradients.
+    an upload. `uploaded` is the gradient that a silo uploads in a round, at the received parameters. `used` has the
+    numbers of the rows behind it. `recovered` returns, for rounds and the silos whose uploads counted in them, the true
+    gradients and models that the server's own secret recovers; None where it has only what it receives. `sent` returns
+    the true models that a case's silo receives, by round; tensors that do not travel are the given ones. It may be
+    None: models are not true, or are not sent. `worked_out` returns models that a silo computes from received ones,
+    with the true outputs. `holding` is a model in silos' own states, instead of one that travels. `estimated` are
+    gradients of some layers, where uploads have those and not whole ones by name. `moves` returns, for a case, how many
+    of a row's numbers move each tensor, where those are clipped and not gradients.
     """
 
     attacks: frozenset[str]
@@ -97,15 +96,15 @@ def exposure(run: PublicRun) -> Exposure:
 
 
 def why_not(run: PublicRun) -> str:
-    """Say why the uploads of a run have no gradient that can be read."""
+    """Return why the uploads of a run have no readable gradient; empty if they have one."""
     estimated = exposure(run).estimated
     return estimated.why_not(run) if estimated else ""
 
 
 def gather_rounds(truth: Truth, rounds: Mapping[int, Sequence[str]], arrays: Mapping[str, Array], view: str) -> Given:
-    """Give the server what `read` needs, and background rows: its view, or the gradients that its own secret recovers.
+    """Return the server's input for `read`, and background rows: its view, or the gradients by its own secret.
 
-    rounds: with the silos whose uploads counted in them. arrays: what else it is given. view: in words.
+    rounds: with the silos whose uploads counted in them. arrays: its further input. view: in words.
     """
     run, known, shown = truth.run, truth.background, exposure(truth.run)
     inputs = {**arrays, "x": known.x, "y": known.y, **(shown.estimated.public(truth) if shown.estimated else {})}
@@ -113,7 +112,7 @@ def gather_rounds(truth: Truth, rounds: Mapping[int, Sequence[str]], arrays: Map
     if shown.recovered:
         knowledge = f"its key, with which it recovers true gradients and model, and {knowledge}"
         return Given({"server": ()}, inputs | shown.recovered(truth, rounds), view, knowledge)
-    # Keys of a sum were agreed on in an earlier round, perhaps.
+    # An earlier round may have agreed on the keys of a sum.
     return Given({"server": tuple(number for number in run.recorded if number <= max(rounds))}, inputs, view, knowledge)
 
 
@@ -126,9 +125,9 @@ def counted(case: Case, number: int) -> list[str]:
 
 
 def read(case: Case, number: int, silo: str = "") -> tuple[Tensors, Tensors, int]:
-    """Return the model that was sent in a round, the gradient in a silo's upload, by parameter, and of how many rows.
+    """Return the sent model of a round, the gradient in a silo's upload, by parameter, and its number of rows.
 
-    silo: empty for the sum of all. A masked upload's words are taken for unmasked ones.
+    silo: empty for the sum of all. A masked upload's words count as unmasked ones.
     """
     run, shown = case.run, exposure(case.run)
     if shown.recovered:

@@ -1,17 +1,17 @@
-"""How many rows of each class were in a batch, from the gradient of the head.
+"""The number of rows of each class in a batch, from the gradient of the head.
 
 Derivation: with p = softmax(y) under cross-entropy, or p = y under the squared error, and t the one-hot target of each
 of B rows with head inputs h, the head has
 
     dL/db_c = mean(p_c) - n_c / B          dL/dW_c = mean((p_c - t_c) h)
 
-so n_c / B = mean(p_c) - dL/db_c. Only the mean output for such rows has to be guessed, and for that the attacker runs
-the model on background rows. Those of class k have the mean output P_kc, hence q = n / B solves
+so n_c / B = mean(p_c) - dL/db_c. Only the mean output for such rows must be guessed; the attacker runs the model on
+background rows for it. Those of class k have the mean output P_kc, hence q = n / B solves
 
     P' q - q = dL/db,   sum q = 1,   q >= 0
 
-Without a bias, dL/dW_c . h / |h|^2 with the background's mean h stands for dL/db_c. One row under cross-entropy needs
-no background: p_c < 1 has dL/db_c > 0 but for the label (iDLG, Zhao et al., 2020). Counts are q B, rounded to whole
+Without a bias, dL/dW_c . h / |h|^2 with the background's mean h replaces dL/db_c. One row under cross-entropy needs no
+background: p_c < 1 has dL/db_c > 0 except for the label (iDLG, Zhao et al., 2020). Counts are q B, rounded to whole
 numbers with the right sum.
 """
 
@@ -23,12 +23,12 @@ from moretta.audit.evidence.intervals import Floats
 from moretta.contract.messages import Array, Tensors
 from moretta.protocols.common.targets import estimates_of
 
-SUM_WEIGHT = 100.0  # how much "the parts sum to 1" counts beside the equations
-RANK = 1e-3  # of singular values that are taken for 0: what a trained model's gradient no longer says
+SUM_WEIGHT = 100.0  # weight of "the parts sum to 1" beside the equations
+RANK = 1e-3  # of singular values that count as 0: a trained model's gradient no longer has them
 
 
 def as_outputs(y: Array, outputs: int) -> Floats:
-    """Return targets as outputs that would fit them, [rows, outputs]: class numbers become unit vectors."""
+    """Return targets as fitting outputs, [rows, outputs]: class numbers become unit vectors."""
     if y.ndim == 2:
         return np.asarray(y, dtype=np.float64)
     return np.asarray(np.eye(outputs)[np.asarray(y).astype(np.int64)])
@@ -37,10 +37,7 @@ def as_outputs(y: Array, outputs: int) -> Floats:
 def counts_from_head(
     run: PublicRun, gradient: Tensors, h: Floats, outputs: Floats, y: NDArray[np.int64], rows: int
 ) -> NDArray[np.int64]:
-    """Return how many of the rows are of each class, [classes].
-
-    h, outputs: the model's on background rows; y: their classes.
-    """
+    """Return the number of rows of each class, [classes]. h, outputs: on background rows; y: their classes."""
     answers = np.asarray(estimates_of(outputs, run.loss), np.float64)
     if run.head_bias:
         slope = np.asarray(gradient[run.head_bias], np.float64)
@@ -59,7 +56,7 @@ def counts_from_head(
 
 
 def _parts(difference: Floats, slope: Floats, first: Floats) -> Floats:
-    """Solve difference' q = slope with sum q = 1 and q >= 0, [classes]; where they say nothing q stays near `first`."""
+    """Solve difference' q = slope with sum q = 1 and q >= 0, [classes]; without information q stays near `first`."""
     from scipy.optimize import nnls
 
     count = len(slope)

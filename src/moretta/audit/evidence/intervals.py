@@ -1,9 +1,9 @@
 """Confidence intervals of 95 %, and scores that several attacks share.
 
-If nothing but chance is at work, an interval may lie above it in at most 2.5 % of cases, however few its values. If n
-values lie on either side of chance with even odds, all lie on one side in 2^(1 - n) of cases. So fewer values than
-`FEWEST` = 6 say nothing by their order, and a bootstrap of them says no more. The interval is then the whole range,
-except for relative errors, whose size itself says something (`of_errors`).
+By chance alone, an interval may lie above chance in at most 2.5 % of cases, for any number of values. If n values lie
+on either side of chance with even odds, all lie on one side in 2^(1 - n) of cases. So the order of fewer than `FEWEST`
+= 6 values shows nothing, and neither does a bootstrap of them. The interval is then the whole range, except for
+relative errors, whose size itself is informative (`of_errors`).
 
 scipy and scikit-learn are imported where they are used: an attacker's process imports this with its attack.
 """
@@ -21,13 +21,13 @@ Floats = NDArray[np.float64]
 
 SIDE = 0.025  # of chance, below an interval and above it
 FEWEST = 6  # values, of which all lie on one side of their median in 2 / 64 of cases
-FEW_RANKS = 8  # in the smaller of two groups: up to here the law of ranks is counted out
-DENSEST = 2.0  # the density of a guessed number's logarithm, at the most (`of_errors`)
+FEW_RANKS = 8  # in the smaller of two groups: up to here the law of ranks is exact
+DENSEST = 2.0  # the most for the density of a guessed number's logarithm (`of_errors`)
 TINY = 1e-300
 
 
 def of_rate(hits: int, tries: int) -> Interval:
-    """Return Clopper and Pearson's interval of a rate of independent tries, (0, 1) of none."""
+    """Return Clopper and Pearson's interval of a rate of independent tries, (0, 1) without tries."""
     from scipy import stats
 
     if not tries:
@@ -39,10 +39,11 @@ def of_rate(hits: int, tries: int) -> Interval:
 def least_epsilon(pairs: int, guessed: int, right: int, delta: float) -> float:
     """Return an epsilon below which, at this delta, so many right guesses of one run have a chance of 5 % or less.
 
-    pairs: of which one at random was trained on. guessed, right: of how many it was guessed which, and correctly.
+    pairs: of which one at random was trained on. guessed, right: the number of guesses, and of correct ones.
 
-    One training run, whose pairs are independent coins: Steinke, Nasr, Jagielski (NeurIPS 2023), Theorem 5.2. Epsilon
-    is of a row that is added or removed, so of one in the place of another it is 2 epsilon, with (1 + e^epsilon) delta.
+    Source: one training run, whose pairs are independent coins: Steinke, Nasr, Jagielski (NeurIPS 2023), Theorem 5.2.
+    Epsilon is of a row that is added or removed, so for one that replaces another it is 2 epsilon, with (1 + e^epsilon)
+    delta.
     """
     from scipy import stats
 
@@ -97,7 +98,7 @@ def bootstrapped(
 
 
 def of_median(values: Array, low: float, high: float) -> Interval:
-    """Return the order statistics between which a median lies, of any law; of fewer than `FEWEST` values low and high.
+    """Return the order statistics between which a median lies, of any law; for fewer than `FEWEST` values low and high.
 
     The k-th from either side, k the largest with P(fewer than k of n below the median) <= 2.5 %.
     """
@@ -113,9 +114,9 @@ def of_errors(errors: Array, guesses: Array | float = 1.0) -> Interval:
     """Return the interval of the median relative error of units that were drawn anew, such as keys of rounds.
 
     errors: by unit. guesses: the error of a guess, by unit or one for all; guessing 0 has 1. For six units or more the
-    interval is `of_median` of errors over guesses. For fewer it goes by the errors' size. A claim that knows nothing of
-    a true value has at most a part e of a guess's error with a chance of at most 2 e. Its sign is right in one case of
-    two. Its logarithm must be within e of the true one, which has a density of `DENSEST` or less. In more
+    interval is `of_median` of errors over guesses. For fewer it follows from the errors' size. A claim without
+    knowledge of a true value has at most a part e of a guess's error with a chance of at most 2 e. Its sign is right in
+    one case of two. Its logarithm must be within e of the true one, which has a density of `DENSEST` or less. In more
     dimensions the chance is less. So the largest of n errors is below e with a chance of at most (2 e)^n, and errors of
     a scale s have s <= 2 max / 0.025^(1/n) with 97.5 %. The interval is from 0 to that.
     """
@@ -147,11 +148,11 @@ def gain(squares: Array) -> float:
 
 
 def auc(members: Array, others: Array) -> tuple[float, Interval]:
-    """Return the area under the ROC curve of scores that are to be higher for members, and its interval.
+    """Return the area under the ROC curve of scores, higher for members, and its interval.
 
     The interval is Newcombe's (Statistics in Medicine 2006, method 5): the areas t with |area - t| <= 1.96 sqrt(V(t)).
     V follows Hanley and McNeil at t, not at the area of the scores, so it has a width also where that is 0 or 1. A
-    normal law is too sure of few scores: if ranks as far apart have a chance above 2.5 %, the interval holds 1/2 too.
+    normal law is too sure of few scores: if ranks as far apart have a chance above 2.5 %, the interval includes 1/2.
     """
     from sklearn.metrics import roc_auc_score
 
@@ -166,7 +167,7 @@ def auc(members: Array, others: Array) -> tuple[float, Interval]:
 
 
 def _limit(area: float, end: float, n: int, m: int) -> float:
-    """Return how far towards an end of the range an area may truly be."""
+    """Return the true area nearest to an end of the range."""
     from scipy import optimize
 
     half = (n + m) / 2 - 1
@@ -183,10 +184,7 @@ def _limit(area: float, end: float, n: int, m: int) -> float:
 
 
 def _by_ranks(higher: Array, lower: Array) -> float:
-    """Return the chance of ranks as high, or higher, of scores of one law (Mann and Whitney).
-
-    Ties of few scores count against the claim, so the chance is never understated.
-    """
+    """Return the chance of ranks as high, of scores of one law (Mann and Whitney); ties count against the claim."""
     from scipy import stats
 
     if min(len(higher), len(lower)) > FEW_RANKS:
@@ -201,7 +199,7 @@ def _by_ranks(higher: Array, lower: Array) -> float:
 
 
 def units(batches: Sequence[Set[Hashable]], part: float = 0.0) -> NDArray[np.int64]:
-    """Return the number of each batch's unit, from 0: finding the same rows again says no more.
+    """Return the number of each batch's unit, from 0: a repeated success on the same rows is no new evidence.
 
     Two batches are of one unit where they share more than a part of the larger one's rows, or both do so with others of
     that unit.
@@ -213,7 +211,7 @@ def units(batches: Sequence[Set[Hashable]], part: float = 0.0) -> NDArray[np.int
 
 
 def relative_error(claimed: Array, true: Array) -> float:
-    """Return |found - true| / |true| in the Euclidean norm, float64; 0 / 0 is 0."""
+    """Return |claimed - true| / |true| in the Euclidean norm, float64; 0 / 0 is 0."""
     a, b = (np.asarray(array, dtype=np.float64).ravel() for array in (claimed, true))
     scale = float(np.linalg.norm(b))
     miss = float(np.linalg.norm(a - b))
@@ -226,7 +224,7 @@ def flat(values: Mapping[str, Array]) -> Array:
 
 
 def recovered(errors: Array | float) -> Floats:
-    """Return 1 - relative error, at least 0: what a guess of nothing at all scores is 0."""
+    """Return 1 - relative error, at least 0, the score of a guess of nothing."""
     return np.maximum(0.0, 1.0 - np.asarray(errors, dtype=np.float64))
 
 
@@ -237,7 +235,7 @@ def kept(interval: Interval) -> Interval:
 
 
 def of_units(errors: Array, guesses: Array | float = 1.0) -> tuple[float, float, Interval]:
-    """Return score, chance and interval of 1 - relative error, median over units. The rest: as of `of_errors`."""
+    """Return score, chance and interval of 1 - relative error, median over units. Arguments as of `of_errors`."""
     score, chance = (float(recovered(float(np.median(values)))) for values in (errors, guesses))
     return score, chance, kept(of_errors(errors, guesses))
 

@@ -1,6 +1,6 @@
-"""Gradient inversion: find rows x whose gradient at known parameters is one that was seen.
+"""Gradient inversion: search rows x whose gradient at known parameters is a given one.
 
-With g(x, y) the gradient of the mean loss over the rows (x, y), and g* the one that was seen, both as one vector:
+With g(x, y) the gradient of the mean loss over the rows (x, y), and g* the given one, both as one vector:
 
     DLG (Zhu et al., NeurIPS 2019)               min |g(x, y) - g*|^2 / |g*|^2                over x and y, by L-BFGS
     iDLG (Zhao et al., 2020)                     one row's label is where the head's gradient is negative: y is known
@@ -8,7 +8,7 @@ With g(x, y) the gradient of the mean loss over the rows (x, y), and g* the one 
 
 y is the class probabilities softmax(z) of each row under cross-entropy, over z, and the target itself under the squared
 error. Both need second derivatives: DLG suits smooth networks, and the cosine suffers less from ReLU's kinks. Of
-several starts the one whose gradient comes nearest is taken, which needs no truth.
+several starts the one with the nearest gradient is taken, which needs no truth.
 
 A first layer that is linear with a bias has dL/dW = sum_n d_n x_n' and dL/db = sum_n d_n. So each row of the quotient
 (dL/dW)_i / (dL/db)_i is x itself for one row (Phong et al., 2018), and for several a mixture: the first start.
@@ -31,16 +31,16 @@ from moretta.contract.messages import Array, Tensors
 from moretta.protocols.common.targets import probabilities
 
 Search = Mapping[bool, tuple[float, int, int]]
-EXACT = 1e-10  # of the squared relative distance: what float32's rounding of a gradient leaves is below
+EXACT = 1e-10  # of the squared relative distance: above float32's rounding of a gradient
 TOTAL_VARIATION = 1e-3  # its weight c beside the cosine
-RATE = 0.05  # of Adam, of an input's deviation
+RATE = 0.05  # of Adam, relative to an input's deviation
 LEAST_STEPS = 20  # of a search
 MEMORY = 30  # pairs that L-BFGS keeps
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What inputs look like before anything is seen, from background rows: by entry of x, [*shape] each."""
+    """The range and moments of inputs, from background rows: by entry of x, [*shape] each."""
 
     mean: Floats
     deviation: Floats
@@ -49,7 +49,7 @@ class Inputs:
 
     @classmethod
     def of(cls, x: Array) -> Inputs:
-        """Return it of rows; the range is that of all entries together, as rows are few."""
+        """Return those of rows; the range is that of all entries together, as rows are few."""
         rows = np.asarray(x, dtype=np.float64)
         spread = np.full(rows.shape[1:], max(float(rows.std()), 1e-6))
         whole = np.ones(rows.shape[1:])
@@ -58,7 +58,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is tried. starts: of each method. steps: of L-BFGS and of Adam in each, Adam 0 to leave it out."""
+    """The effort of a search. starts: of each method. steps: of L-BFGS and of Adam in each, Adam 0 to omit it."""
 
     starts: int = 2
     steps: int = 200
@@ -66,9 +66,9 @@ class Effort:
 
     @classmethod
     def within(cls, most: Search, step: float, searches: int, *, thorough: bool) -> Effort:
-        """Return how much one of so many searches tries, so that all end within about so many seconds of an idle core.
+        """Return the effort of one of `searches` searches, so that all end within the seconds of an idle core.
 
-        most: seconds, starts and steps; of a thorough audit too, which searches by Adam as well. step: what one costs.
+        most: seconds, starts and steps, also for a thorough audit, which searches by Adam too. step: the cost of one.
         """
         seconds, starts, steps = most[thorough]
         steps = network.times(seconds / (starts * searches * (1 + thorough)), step, LEAST_STEPS, steps)
@@ -77,7 +77,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Inverted:
-    """What came nearest. x: [rows, *shape]; y: [rows, outputs], chances or targets; distance: relative, squared."""
+    """The nearest result. x: [rows, *shape]; y: [rows, outputs], chances or targets; distance: relative, squared."""
 
     x: Floats
     y: Floats
@@ -87,10 +87,9 @@ class Inverted:
 class Gradients:
     """The gradients of one model at known parameters, float64 where it can.
 
-    parameters: with buffers. seen: g*, by parameter. loss: "mse" or "cross-entropy". twice: whether a single row is to
-    go through the model as two equal ones, which have the same mean gradient: an exported program may need two rows.
-
-    linear: where something else was seen than gradients, gives that of the gradients of these parameters, in order.
+    parameters: with buffers. seen: g*, by parameter. loss: "mse" or "cross-entropy". twice: pass a single row as two
+    equal ones. An exported program may need two rows, and their mean gradient is the same. linear: computes what was
+    seen from the gradients of these parameters, in order, if that is no gradient.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class Gradients:
         self._scale = max(float(self._seen.norm()), 1e-300)
 
     def step_cost(self, x: Array) -> float:
-        """Return what a step of a search for as many rows as x costs (`moretta.audit.evidence.network`)."""
+        """Return the cost of a step of a search for as many rows as x (`moretta.audit.evidence.network`)."""
         each_row = network.cost_of_row(self._model, x.shape[1:])
         return network.cost_of_passes(self._model, each_row, max(len(x), 2), network.SEARCHED)
 
@@ -158,10 +157,10 @@ def invert(
     effort: Effort = Effort(),
     seed: int = 0,
 ) -> Inverted:
-    """Return the rows whose gradient came nearest over all starts.
+    """Return the rows with the nearest gradient over all starts.
 
-    labels: the rows' classes, where they are known under cross-entropy; they are then not searched for.
-    first: x to start from the first time, [rows, *shape].
+    labels: the rows' classes, if known under cross-entropy; they are then not searched for. first: x of the first
+    start, [rows, *shape].
     """
     generator = np.random.Generator(np.random.PCG64(seed))
     best: Inverted | None = None
@@ -171,7 +170,7 @@ def invert(
             x = np.asarray(first, dtype=np.float64)
         if labels is None:
             free = 0.1 * generator.standard_normal((rows, outputs))
-        else:  # e^-100: softmax of it is the class
+        else:  # e^-100: its softmax is the class
             free = 100.0 * np.eye(outputs)[np.asarray(labels, dtype=np.int64)]
         for search in (_by_lbfgs, _by_adam):
             result = search(gradients, inputs, x, free, labels is None, effort)
@@ -242,7 +241,7 @@ def _by_adam(gradients: Gradients, inputs: Inputs, x: Floats, free: Floats, sear
 
 
 def _variation(x: Tensor) -> Tensor:
-    """Return the mean absolute difference of neighbours in images, 0 of anything else."""
+    """Return the mean absolute difference of neighbours in images, 0 for other inputs."""
     if x.ndim != 4:
         return x.new_zeros(())
     return (x[..., 1:, :] - x[..., :-1, :]).abs().mean() + (x[..., 1:] - x[..., :-1]).abs().mean()
@@ -264,7 +263,7 @@ def quotient_start(seen: Tensors, inputs: Inputs, rows: int) -> Floats | None:
 
 
 def pairing(claimed: Array, true: Array) -> NDArray[np.int64]:
-    """Return which found row goes with each true one, by the least squared error in all (Hungarian)."""
+    """Return the claimed row for each true one, by the least squared error in all (Hungarian)."""
     from scipy.optimize import linear_sum_assignment
     from scipy.spatial.distance import cdist
 
@@ -273,15 +272,12 @@ def pairing(claimed: Array, true: Array) -> NDArray[np.int64]:
 
 
 def matched(claimed: Array, true: Array) -> Floats:
-    """Return the rows found in the order of the true ones that they go with."""
+    """Return the claimed rows in the order of their true ones."""
     return np.asarray(claimed, np.float64)[pairing(claimed, true)]
 
 
 def squares(claimed: Array, true: Array, mean: Array) -> Floats:
-    """Return the mean squared error of each row, and that of the mean row in its place, [rows, 2].
-
-    claimed: in the order of the true ones (`matched`).
-    """
+    """Return the mean squared errors of rows paired by `matched`, and of the mean row, [rows, 2]."""
     rows = np.asarray(true, np.float64)
     misses = (np.asarray(array, np.float64) - rows for array in (claimed, mean))
     return np.stack([np.square(miss).reshape(len(rows), -1).mean(axis=1) for miss in misses], axis=1)

@@ -1,8 +1,8 @@
-"""A model as an attacker runs it, whatever it is made of: outputs at some weights, its head, and what it costs.
+"""A model as an attacker runs it, from any source: outputs at some weights, its head, and its cost.
 
-How much an attack tries follows from the model's size and never from a clock. So the same run and seed have the same
-score on any machine, under any load. Multiply-adds are counted. The figures below say about how many an idle core does
-in a second, and what a call into torch costs beside them, measured on small networks with one thread.
+An attack's effort follows from the model's size and never from a clock. So the same run and seed have the same score on
+any machine, under any load. Multiply-adds are counted. The figures below are approximately what an idle core does in a
+second, and the cost of a call into torch beside them, measured on small networks with one thread.
 """
 
 from collections.abc import Mapping
@@ -17,9 +17,9 @@ from moretta.audit.evidence.case import PublicRun
 from moretta.contract.messages import Array, Tensors
 
 SECOND = 3e9  # in a second
-CALL = 4e4  # that an operation on one tensor takes as long as, however small
-STEP = 3  # forward passes that a training step is worth
-SEARCHED = 24  # that a step of a search through gradients is worth, in float64: it goes back twice
+CALL = 4e4  # the least time of an operation on one tensor, in multiply-adds
+STEP = 3  # forward passes with the time of a training step
+SEARCHED = 24  # forward passes with the time of a step of a search through gradients, in float64: it goes back twice
 
 
 def tensors(parameters: Tensors) -> dict[str, Tensor]:
@@ -51,8 +51,8 @@ def head_weight(run: PublicRun, parameters: Tensors) -> Array:
 def head_inputs(model: nn.Module, run: PublicRun, parameters: Tensors, x: Array) -> tuple[Array, Array]:
     """Return the head's inputs h [rows, inputs] and the outputs [rows, outputs] at these weights, float64.
 
-    It asks the model alone, without looking into it: with unit vectors for rows of the head, its outputs are entries
-    of h. So it works for a program that was exported too. The head is one of its own, shared with no other layer.
+    It only runs the model, without its structure: with unit vectors for rows of the head, its outputs are entries of h.
+    So it works for an exported program too. The head must share its parameters with no other layer.
     """
     held = tensors(parameters)
     inputs = torch.tensor(x)
@@ -84,7 +84,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's h
 
 
 def _terms(name: str, args: Any) -> int:
-    """Return how many products are summed in an entry of an operation's result."""
+    """Return the number of products in the sum of an entry of an operation's result."""
     if name in ("mm", "bmm", "addmm", "baddbmm"):
         return int(args[-1 if name in ("mm", "bmm") else 2].shape[-2])
     return int(args[1][0].numel()) if name == "convolution" else 1
@@ -103,10 +103,10 @@ def cost_of_row(model: nn.Module, shape: tuple[int, ...], *, tokens: bool = Fals
 
 
 def cost_of_passes(model: nn.Module, each_row: float, rows: int, passes: float) -> float:
-    """Return what so many rows' forward passes cost, so many times. each_row: by `cost_of_row`."""
+    """Return the cost of `passes` forward passes of `rows` rows. each_row: by `cost_of_row`."""
     return passes * (rows * each_row + CALL * max(1, len(list(model.parameters()))))
 
 
 def times(seconds: float, each: float, least: int, most: int) -> int:
-    """Return how often a thing that costs `each` goes into so many seconds of an idle core, within bounds."""
+    """Return how many things of cost `each` an idle core does in these seconds, within bounds."""
     return int(np.clip(seconds * SECOND / max(each, 1.0), least, most))

@@ -3,13 +3,13 @@
 Shokri et al., S&P 2017. Training is the run's own: its optimizer and rate, as many epochs of as many steps, on batches
 that are the same part of the rows.
 
-A run with dp-noise has shadow models with as much: each row's gradient g_i is clipped to C. A batch of B rows has
-the mean (sum_i g_i + N(0, sigma^2 C^2 n / S)) / B, where S of n silos do not collude. BAFFLE clips a
-row's numbers x = D g_i. K of them move a tensor (with blocks, its block's repeats), so that |x|^2 ~ sum K |g_i|^2 over
-tensors. Its estimate D' x / K has noise of sigma C / sqrt(K) an entry, so clip and noise are those of gradients that
-are multiplied by sqrt(K), tensor by tensor. Batches are of one size, where the run draws lots.
-Under local epochs n silos' updates are clipped to C and have the noise together, so what a round moves a shadow model
-by is clipped to C, and gets noise of sigma C / n an entry. Where it takes fewer steps than the run, rounds are fewer.
+A run with dp-noise has shadow models with as much: each row's gradient g_i is clipped to C. A batch of B rows has the
+mean (sum_i g_i + N(0, sigma^2 C^2 n / S)) / B, where S of n silos do not collude. BAFFLE clips a row's numbers x = D
+g_i. K of them move a tensor (with blocks, its block's repeats), so that |x|^2 ~ sum K |g_i|^2 over tensors. Its
+estimate D' x / K has noise of sigma C / sqrt(K) an entry, so clip and noise are those of gradients that are multiplied
+by sqrt(K), tensor by tensor. Batches are of one size, where the run draws lots. Under local epochs n silos' updates are
+clipped to C and have the noise together, so a shadow model's move in a round is clipped to C, and gets noise of sigma C
+/ n an entry. Where it takes fewer steps than the run, rounds are fewer.
 """
 
 import math
@@ -30,8 +30,8 @@ from moretta.protocols.common.clipping import clipped_sum
 from moretta.protocols.common.training import Training
 
 LEAST_STEPS = 10
-MOST_ROWS = 64  # whose own gradients are held at once
-ROW_ENTRIES = 10  # multiplications that an entry of a row's own gradient is worth: it is clipped and added up
+MOST_ROWS = 64  # whose own gradients are in memory at once
+ROW_ENTRIES = 10  # cost of clipping and adding an entry of a row's own gradient, in multiplications
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,9 @@ class TrainingPlan:
 
 
 def plan_of(run: PublicRun, silo: str = "") -> TrainingPlan:
-    """Return the plan of a run's public settings; an epoch of FedAvg is as many steps as the smallest silo's,
-    and FedProx's pull is left out.
+    """Return the plan of a run's public settings, without FedProx's pull; a FedAvg epoch has the smallest silo's steps.
 
-    silo: that trains alone, empty for all together.
+    silo: that trains alone, empty for all.
     """
     size = int(run.setting("batch-size", "data") or 0)
     silos = [Batches(count, size, 0, name) for name, count in run.rows.items() if silo in ("", name)]
@@ -80,10 +79,9 @@ def plan_of(run: PublicRun, silo: str = "") -> TrainingPlan:
 
 
 def _private(run: PublicRun) -> tuple[float, float]:
-    """Return the largest norm of what is clipped, and the deviation of the noise beside it, 0 for none.
+    """Return the clip norm, and the deviation of the noise, 0 for none.
 
-    That is a row's gradient or numbers and the noise in a round's sum, or under local epochs a silo's update and the
-    noise in their mean.
+    They are of a row's gradient or numbers and a round's sum, or under local epochs of a silo's update and their mean.
     """
     if not (run.setting("dp-noise") or run.setting("dp-clip")):
         return 0.0, 0.0
@@ -94,7 +92,7 @@ def _private(run: PublicRun) -> tuple[float, float]:
 
 
 def start_of(model: nn.Module, seed: int) -> dict[str, Array]:
-    """Return drawn weights to begin with, of a model whose own are no one's (`moretta.audit.evidence.case.Case.model`).
+    """Return drawn initial weights, for a model without its own (`moretta.audit.evidence.case.Case.model`).
 
     Weights of more than one axis are uniform in +-1 / sqrt(fan in), as PyTorch's layers begin; scales are 1.
     """
@@ -126,7 +124,7 @@ class Steps:
         self._trained = list(modules.trainable(model).values())
         self._roots = [math.sqrt(plan.moves.get(name, 1)) for name in modules.trainable(model)]
         self._kept: list[dict[str, Tensor]] = [{} for _ in self._trained]  # by the optimizer
-        self._sent = [at.detach().clone() for at in self._trained]  # what the update begins with
+        self._sent = [at.detach().clone() for at in self._trained]  # the update's start
 
     def take(self, number: int, rate: float, x: Tensor, y: Tensor) -> None:
         """Take step `number`, from 1, at a rate, on a batch."""
@@ -142,7 +140,7 @@ class Steps:
 
     @torch.no_grad()
     def _noise_update(self) -> None:
-        """Shorten what an update has moved the model by, and add noise, as the mean of silos' updates has it."""
+        """Clip an update's move of the model, and add noise, as in the mean of silos' updates."""
         moved = [(at - sent).double() for at, sent in zip(self._trained, self._sent, strict=True)]
         length = float(torch.stack([part.norm() for part in moved]).norm())
         kept = min(1.0, self._plan.update_clip / (length or 1.0))
@@ -197,7 +195,7 @@ def train(
     *,
     program: bool,
 ) -> list[dict[str, Array]]:
-    """Train from `begin` for so many steps; return the models at the parts `keep` of the way, ascending, and the last.
+    """Train from `begin` for `steps` steps; return the models at the parts `keep` of the way, ascending, and the last.
 
     steps: the plan's own or fewer, over which its rates spread. program: whether the model is an exported one.
     """
@@ -217,9 +215,10 @@ def train(
 
 
 def steps_of(model: nn.Module, plan: TrainingPlan, x: Array, rows: int, models: int, seconds: float) -> int:
-    """Return how many of the plan's steps, at least a few, each of so many models takes.
+    """Return how many of the plan's steps, at least a few, each of the models takes.
 
-    x: rows of the kind that it trains on. rows: that one trains on. seconds: of an idle core, about, for them all.
+    x: rows of the kind that it trains on. rows: the number for one model. seconds: of an idle core, approximately, for
+    all.
     """
     each_row = network.cost_of_row(model, x.shape[1:], tokens=x.dtype.kind in "iu")
     batch = max(1, round(plan.part * rows))
@@ -232,9 +231,9 @@ def steps_of(model: nn.Module, plan: TrainingPlan, x: Array, rows: int, models: 
 
 @torch.no_grad()
 def confidence(model: nn.Module, at: Tensors, x: Array, y: Array, loss: str, *, program: bool) -> Array:
-    """Return how sure a model is of each row's label, float64[rows], about Gaussian over models.
+    """Return a model's confidence in each row's label, float64[rows], approximately Gaussian over models.
 
-    It is log(p / (1 - p)) of cross-entropy, p of the label (Carlini et al., S&P 2022, Eq. 3). Of mse it is -log of the
+    It is log(p / (1 - p)) of cross-entropy, p of the label (Carlini et al., S&P 2022, Eq. 3). For mse it is -log of the
     row's loss, much the same where a row is fitted well. program: an exported one has no eval mode.
     """
     modules.load(model, at)
@@ -251,4 +250,4 @@ def confidence(model: nn.Module, at: Tensors, x: Array, y: Array, loss: str, *, 
     return np.asarray((right / (1 - right)).log())
 
 
-SURE = 1e-12  # what a loss or a probability is told apart by
+SURE = 1e-12  # the smallest difference of a loss or a probability

@@ -1,4 +1,4 @@
-"""What the scorer reads and no attacker does: the silos' rows, and the roles' states that an in-process run kept."""
+"""The scorer's data, hidden from attackers: the silos' rows, and the roles' states that an in-process run kept."""
 
 import copy
 import json
@@ -47,10 +47,10 @@ UNTOLD_SECURE = ("roster", "identity")
 
 
 class Trained(Protocol):
-    """Silos with their rows, a model's architecture, and the settings that a run was trained by.
+    """Silos with their rows, a model's architecture, and the settings of a run's training.
 
-    model: with weights that say nothing. silos: everybody who trained, with their rows. layout: how a sample of several
-    arrays is packed; None where it is one array. outputs: how many the model has.
+    model: with weights that reveal nothing. silos: all that trained, with their rows. layout: the packing of a sample
+    of several arrays; None for one array. outputs: their number.
     """
 
     model: nn.Module
@@ -61,25 +61,24 @@ class Trained(Protocol):
 
     @property
     def test(self) -> tuple[Array, Array] | None:
-        """Rows that nobody trained on."""
+        """Rows outside training."""
 
     def digest(self, seed: int, rounds: int) -> str:
-        """Return what the states of a run are bound to."""
+        """Return the digest to which the states of a run are bound."""
 
     def players(self, rounds: int, seed: int) -> Roles:
-        """Return all roles of a run anew, to be given a run's states."""
+        """Return all roles of a run anew, to restore a run's states."""
 
     def without_edge_processes(self) -> Self:
         """Return the same with every silo's role in this process."""
 
 
 class Truth:
-    """All of a finished in-process run: what is public, the views, and what nobody in it knew as a whole.
+    """All of a finished in-process run: public facts, the views, and what no role in it knew as a whole.
 
     `folder` is that of the run; `federation`, `rounds` and `seed` are its own; `planned` keeps the rounds. `background`
     has rows that an attacker may have, of the same kind as the silos' but none of theirs; None takes the first half of
-    the test rows.
-    Raises `moretta.errors.ParameterError` for a run that was not recorded, or not whole.
+    the test rows. Raises `moretta.errors.ParameterError` for a run that was not recorded, or not whole.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class Truth:
                 f"{folder} was made with other rows than its silos have now; restore the data, or train again"
             )
         self.views.check()
-        lost = {entry["round"] for entry in record.get("lost", ())}  # their sums came to nothing
+        lost = {entry["round"] for entry in record.get("lost", ())}  # without an opened sum
         self.run = public_run(record, federation, tuple(number for number in self.views.rounds if number not in lost))
         self._background = background
         gone = [number for number in self.recorded if number - 1 not in rounds_kept(folder / "truth")]
@@ -130,7 +129,7 @@ class Truth:
         return [message for message in heard if isinstance(message, kind)]
 
     def case(self, views: Mapping[str, Any], arrays: Mapping[str, Array], *, thorough: bool) -> Case:
-        """Return a case of these views, by role and round, and arrays; a role was not there in every round."""
+        """Return a case of these views, by role and round, and arrays; a role may miss rounds."""
         there = {role: self.views.files.get(role, {}) for role in views}
         read = {role: {n: self.views.data(role, n) for n in views[role] if n in there[role]} for role in views}
         known = {**arrays, **{f"{FROZEN}{name}": value for name, value in self.frozen.items()}}
@@ -138,7 +137,7 @@ class Truth:
 
     @cached_property
     def frozen(self) -> Tensors:
-        """The parameters that the run leaves as they are, in its dtype."""
+        """The untrained parameters, in the run's dtype."""
         return {name: value.astype(self.run.dtype) for name, value in modules.frozen(self.federation.model).items()}
 
     @cached_property
@@ -153,16 +152,16 @@ class Truth:
 
     @property
     def recorded(self) -> tuple[int, ...]:
-        """The rounds of training of which there are views, without the release after the last."""
+        """The rounds of training with views, without the release after the last."""
         return self.run.training
 
     # What roles knew
 
-    @lru_cache(maxsize=4)  # noqa: B019  # one audit long
+    @lru_cache(maxsize=4)  # noqa: B019  # for one audit
     def states(self, number: int) -> Mapping[str, State]:
         """Return the roles' states before a recorded round, or after the one before it."""
         checkpoint = last_checkpoint(self.folder / "truth", up_to=number - 1)
-        if checkpoint is None or checkpoint[0].round != number - 1:  # of no recorded round, as of those all are there
+        if checkpoint is None or checkpoint[0].round != number - 1:  # of no recorded round, as all of those are present
             raise ParameterError(f"{self.folder / 'truth'}: the states before round {number} were not kept")
         return checkpoint[1]
 
@@ -182,7 +181,7 @@ class Truth:
         return self.federation.players(self.planned, self.seed)
 
     def roles(self, number: int) -> Roles:
-        """Return all roles as they stood before a round, until this is asked for another one."""
+        """Return all roles in their state before a round, valid until a call for another one."""
         roles, states = self._roles, self.states(number)
         roles.server.restore(self._agreed(states["server"]))
         for name, client in roles.clients.items():
@@ -190,7 +189,7 @@ class Truth:
         return roles
 
     def _agreed(self, state: State) -> State:
-        """Return the server's state with what its cohort agreed on in the set-up, which the state before it lacks."""
+        """Return the server's state with its cohort's agreement in the set-up, which the state before it lacks."""
         if state.get("has_statistics", 1):
             return state
         later = last_checkpoint(self.folder / "truth")
@@ -199,9 +198,9 @@ class Truth:
 
     @lru_cache(maxsize=64)  # noqa: B019
     def parameters(self, number: int) -> Tensors:
-        """Return the true model before a round in the run's dtype, as attacks run it and as it is kept at the end.
+        """Return the true model before a round in the run's dtype, as attacks run it and the run keeps it at the end.
 
-        A server may hold more digits of it. Not of protocols without a common model.
+        A server may hold more digits of it. Only for protocols with a common model.
         """
         held = sorted(under("model/", self.states(number)["server"]).items())
         return {name: value.astype(self.run.dtype) if value.dtype.kind == "f" else value for name, value in held}
@@ -230,17 +229,14 @@ class Truth:
 
     @lru_cache(maxsize=256)  # noqa: B019
     def rows(self, silo: str) -> Rows:
-        """Return all rows that a silo trains on.
-
-        Raises `moretta.errors.ParameterError` where columns are split, so that no silo has whole rows.
-        """
+        """Return all rows that a silo trains on. Raises ParameterError if split columns leave no whole rows."""
         member = next(member for member in self.federation.silos if member.name == silo)
         if member.columns:
             raise ParameterError(f"columns are split, so that {silo} by itself has no whole rows")
         return self.prepared(member.x, member.y, silo)
 
     def joined(self, used: Mapping[str, Any]) -> Rows:
-        """Return some rows of several silos, one silo's after another's. used: which of its rows, by silo."""
+        """Return some rows of several silos, one silo after the other. used: which of its rows, by silo."""
         parts = [self.rows(silo).of(index) for silo, index in used.items()]
         return Rows(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
 
@@ -249,12 +245,12 @@ class Truth:
         return self.batches(silo, self.run.rows[silo]).of_round(*self.drawn(number))
 
     def batches(self, who: str, rows: int) -> Batches:
-        """Return the batches of a silo, or of a row of a grid, that has so many rows."""
+        """Return the batches of a silo, or of a row of a grid, with `rows` rows."""
         in_order = self.run.setting("batches") == "in-order"
         return Batches(rows, self.federation.spec.data.batch_size, self.seed, who, in_order=in_order)
 
     def drawn(self, number: int) -> tuple[int, ...]:
-        """Return what rows, dropout and key of a round were drawn by: `Stamp.drawn` of its last take."""
+        """Return the draw of rows, dropout and key of a round: `Stamp.drawn` of its last take."""
         return Stamp(self.place.run, number, 0, self._takes.get(number, 0)).drawn
 
     @cached_property
@@ -263,7 +259,7 @@ class Truth:
         return {line["round"]: line.get("take", 0) for line in map(json.loads, lines)}
 
     def role(self, silo: str, number: int) -> Client:
-        """Return a silo's role by PyTorch, whatever ran it, as it stood in a round, set up."""
+        """Return a silo's role by PyTorch, for any runner, as it stood in a round, set up."""
         client = self._here.clients[silo]
         client.restore(self.states(number)[f"silo-{silo}"])
         at, of = Stamp(self.place.run, number, 0), self.federation
@@ -284,7 +280,7 @@ class Truth:
 
     @cached_property
     def others(self) -> Rows:
-        """Rows that nobody trained on and no attacker has."""
+        """Rows outside training that no attacker has."""
         x, y = self._test("compare members with; give the run test rows")
         return self.prepared(x[1::2], y[1::2], "test")
 
@@ -295,7 +291,7 @@ class Truth:
         return held
 
     def network(self) -> torch.nn.Module:
-        """Return the architecture as silos run it, with weights that say nothing; a module of its own."""
+        """Return the architecture as silos run it, with weights that reveal nothing; a module of its own."""
         return copy.deepcopy(self.federation.model).train()
 
     def outputs(self, parameters: Tensors, x: Array) -> Floats:
@@ -313,8 +309,8 @@ class Truth:
     def gradient(self, silo: str, number: int, parameters: Tensors | None = None, loss: Any = None) -> Tensors:
         """Return the gradient of the mean loss on a silo's batch of a round, by tensor.
 
-        parameters: None for the true model before the round. loss: of outputs and targets, None for the run's.
-        Dropout and augmentation draw what they drew in the run.
+        parameters: None for the true model before the round. loss: of outputs and targets, None for the run's. Dropout
+        and augmentation draw as in the run.
         """
         of, rows = self.federation, self.silo_rows(silo, self.federation.spec.run.device)
         at = self.parameters(number) if parameters is None else parameters
@@ -344,7 +340,7 @@ def gradient(model: torch.nn.Module, parameters: Tensors, rows: Rows, loss: Any,
 
 
 def public_run(record: Mapping[str, Any], federation: Trained, recorded: tuple[int, ...]) -> PublicRun:
-    """Return what everybody in a run knows. record: what ``result.json`` says of it."""
+    """Return a run's public facts. record: the run's ``result.json``."""
     settings = json.loads(json.dumps(record["settings"], default=str))
     data = {key: value for key, value in settings.get("data", {}).items() if key in PUBLIC}
     data["augment"] = data.get("augment") or "none"

@@ -1,9 +1,8 @@
-"""What a server holds of one round: each silo's upload as it came, and their sum.
+"""A server's data of one round: each silo's upload as received, and their sum.
 
-Under ``none`` uploads are in the clear. Under ``pairwise`` and ``additive-shares`` the sum is worked out again from the
-recorded messages as `moretta.secure_aggregation` has it: the uploads, the shares of self-masks, the keys that
-survivors gave of masks with who was lost. `Uploads.bare` is what an upload says without those: its words, taken for
-unmasked ones.
+Under ``none`` uploads are in the clear. Under ``pairwise`` and ``additive-shares`` the sum is recomputed from the
+recorded messages, as in `moretta.secure_aggregation`: the uploads, the shares of self-masks, and the keys that
+survivors revealed for masks with lost silos. `Uploads.bare` is an upload without those: its words, read as unmasked.
 """
 
 import math
@@ -40,8 +39,8 @@ from moretta.secure_aggregation.unmasking import (
 )
 
 PREFIX = "gradient/"  # of gradients in an upload
-WHOLE = ("array", "weight")  # before the names of whole weights in one, as other frameworks have them
-SCALARS = "scalars"  # as many as an upload has room for beside its other tensors
+WHOLE = ("array", "weight")  # before the names of whole weights in one, as in other frameworks
+SCALARS = "scalars"  # the room of an upload beside its other tensors
 _UPLOADS = (PlainUpload, MaskedUpload, SealedShares)
 
 
@@ -49,9 +48,9 @@ _UPLOADS = (PlainUpload, MaskedUpload, SealedShares)
 class Uploads:
     """One round as the server holds it.
 
-    `parameters` are those of the model that was sent, by name, empty where they travelled as one flat array. `received`
-    has uploads by silo, of the attempt that counted. `later` has what came with other messages of the same stamp.
-    `names` and `digest` are those of the cohort of the last set-up.
+    `parameters` are those of the sent model, by name, empty if they travelled as one flat array. `received` has uploads
+    by silo, of the attempt that counted. `later` has the content of other messages of the same stamp. `names` and
+    `digest` are those of the cohort of the last set-up.
     """
 
     run: PublicRun
@@ -65,15 +64,12 @@ class Uploads:
 
     @property
     def counted(self) -> tuple[str, ...]:
-        """Whose uploads are in the sum: those that came, less who was lost before its masks were taken off."""
+        """The silos in the sum: those whose upload arrived, less those lost before their masks were removed."""
         requests = [message.survivors for _, message in self.later if isinstance(message, Unmask)]
         return tuple(silo for silo in sorted(self.received) if not requests or silo in requests[-1])
 
     def bare(self, silo: str, weight: int) -> dict[str, Array]:
-        """Return a silo's upload by tensor, float64; of a masked one its words taken for unmasked ones.
-
-        weight: the silo's rows, by which words are divided.
-        """
+        """Return a silo's upload by tensor, float64, divided by `weight`, its rows; masked words as unmasked."""
         upload = self.received[silo]
         if isinstance(upload, PlainUpload):
             return self._changes({name: np.asarray(value, np.float64) for name, value in upload.tensors.items()})
@@ -93,7 +89,7 @@ class Uploads:
         return replace(mean, means=self._changes(mean.means))
 
     def _changes(self, tensors: Tensors) -> dict[str, Array]:
-        """Return tensors with changes of weights in the place of whole ones."""
+        """Return tensors with changes of weights instead of whole ones."""
         changed, sent = dict[str, Array](), self.parameters
         for name, value in tensors.items():
             kind, _, of = name.partition("/")
@@ -136,7 +132,7 @@ class Uploads:
         return self._decoded(total.tensors, int(total.weight), tuple(counted))
 
     def _take_off_excess(self, tensors: Tensors, label: Label, uploads: Mapping[str, MaskedUpload]) -> None:
-        """Take the noise that losses did not call for off a sum, as the server did."""
+        """Remove the noise that losses did not need from a sum, as the server did."""
         setting, part = self.run.setting, float(self.run.setting("participation", "run") or 1.0)
         secure = SecureAggregation.model_validate(self.run.settings.get("secure-aggregation", {}))
         silos, colluding = len(self.run.silos), int(setting("dp-colluding") or 0)
@@ -155,7 +151,7 @@ class Uploads:
         take_off_excess(tensors, plan, levels, first, max(tries, key=len).values())
 
     def _secret(self, maker: str, committed: bytes, label: Label, shares: Mapping[str, Mapping[str, bytes]]) -> bytes:
-        """Return a survivor's secret. The threshold is tried: the right one gives what the maker committed to."""
+        """Return a survivor's secret. It tries thresholds: the right one gives what the maker committed to."""
         points = {self.names.index(holder) + 1: held[maker] for holder, held in shares.items() if maker in held}
         for threshold in range(len(points), 1, -1):
             if secret := put_together(points, threshold, label, maker, committed):
@@ -169,7 +165,7 @@ class Uploads:
         return self._decoded(tensors, weight if self._public_weights else first, tuple(sorted(added)))
 
     def _unpacked(self, words: Array) -> tuple[dict[str, Array], int]:
-        """Return tensors that lie behind each other in the order of their names, and the weight before them."""
+        """Return concatenated tensors in the order of their names, and the weight before them."""
         words = np.array(words)
         shapes = {name: self._shape(name) for name in set(self.encoding) - {MOST_WEIGHT, SCALARS}}
         rest = words if self._public_weights else words[1:]
@@ -181,7 +177,7 @@ class Uploads:
         """Return the shape of a tensor of an upload: ``PREFIX/PARAMETER`` is as the parameter."""
         if "/" in name:
             return np.shape(self.parameters[name.rpartition("/")[2]])
-        if name == "alpha_h":  # a term of the head's inputs, and of its bias where it has one
+        if name == "alpha_h":  # a term of the head's inputs, and of its bias if it has one
             return (np.shape(self.parameters[self.run.head])[1] + bool(self.run.head_bias),)
         return ()
 
@@ -191,10 +187,7 @@ class Uploads:
 
 
 def of_round(case: Case, number: int) -> Uploads:
-    """Return what the server of a case holds of a round.
-
-    Raises `moretta.errors.ParameterError` where no upload of it was recorded.
-    """
+    """Return what the server of a case holds of a round. Raises ParameterError if no upload of it was recorded."""
     return from_heard(case.run, case.heard("server", Message), number)
 
 
@@ -202,7 +195,7 @@ def from_heard(run: PublicRun, heard: Sequence[Heard], number: int) -> Uploads:
     """Return what a server that heard these messages, in order, holds of a round. Raises as `of_round`."""
     heard = [entry for entry in heard if entry.round <= number]
     messages = [entry.message for entry in heard if entry.round == number and not isinstance(entry.message, Question)]
-    # What asks silos to train says at which parameters, and how uploads are encoded.
+    # The request to train has its parameters and the encoding of uploads.
     asks = [message for message in messages if hasattr(message, "parameters") and hasattr(message, "encoding")]
     if not asks:
         raise ParameterError(f"no uploads of round {number} were recorded")
@@ -211,7 +204,7 @@ def from_heard(run: PublicRun, heard: Sequence[Heard], number: int) -> Uploads:
     later = [(entry.peer, entry.message) for entry in heard[place:] if entry.message.stamp == ask.stamp]
     keys = [entry.message for entry in heard[:place] if isinstance(entry.message, PeerKeys | CommittedKeys)]
     accepted = [entry.message for entry in heard[:place] if isinstance(entry.message, KeysAccepted)]
-    # Of a round of several steps a later message says how the upload is encoded.
+    # In a round of several steps a later message has the encoding of the upload.
     encodings = [message.encoding for _, message in later if hasattr(message, "encoding")]
     return Uploads(
         run=run,
@@ -226,7 +219,7 @@ def from_heard(run: PublicRun, heard: Sequence[Heard], number: int) -> Uploads:
 
 
 def survivors(truth: Truth, number: int) -> tuple[str, ...]:
-    """Return the silos whose uploads counted in a round, in the run's order; none where no upload was recorded.
+    """Return the silos whose uploads counted in a round, in the run's order; empty if no upload was recorded.
 
     The server sees it; other silos did not take part, or were lost.
     """
@@ -238,10 +231,7 @@ def survivors(truth: Truth, number: int) -> tuple[str, ...]:
 
 
 def first_rounds(truth: Truth, most: int, least: int = 1) -> dict[int, tuple[str, ...]]:
-    """Return the first so many recorded rounds in which uploads of at least so many silos counted, and of whom.
-
-    Raises `moretta.errors.ParameterError` if no round is such.
-    """
+    """Return the first `most` recorded rounds with uploads of `least` silos, and these silos; or ParameterError."""
     rounds = dict[int, tuple[str, ...]]()
     for number in truth.recorded:
         if len(rounds) < most and len(counted := survivors(truth, number)) >= least:
@@ -263,18 +253,12 @@ def sum_of(least: int, most: int | None = None) -> str:
 
 
 def rows_of(run: PublicRun, silo: str, number: int) -> int:
-    """Return the rows of a silo's batch of a round, which follow from public sizes.
-
-    With dp-noise, whose lots are secret, it is the expected number.
-    """
+    """Return the rows of a silo's batch of a round, by public sizes; with dp-noise the expected number."""
     batches = Batches(run.rows[silo], int(run.setting("batch-size", "data") or 0), 0, silo, in_order=True)
     return batches.size if run.setting("dp-noise") else len(batches.of_round(number))
 
 
 def gradient_of(tensors: Tensors, prefix: str = PREFIX) -> dict[str, Array]:
-    """Return the gradient in an upload or a sum, by parameter, float64; of weighted classes per unit of weight.
-
-    prefix: that the names of gradients begin with.
-    """
+    """Return the gradient in an upload or a sum, by parameter, float64; for weighted classes per unit of weight."""
     density = float(np.asarray(tensors.get("density", 1.0)))
     return {name: np.asarray(value, np.float64) / density for name, value in under(prefix, tensors).items()}

@@ -1,1 +1,1 @@
-"""Attacks on BAFFLE, and what it shows to those that fit several protocols."""
+"""Attacks on BAFFLE, and its exposure to attacks that fit several protocols."""

@@ -1,10 +1,9 @@
 """What BAFFLE's server sees of its rounds: parameters, directions, the loss differences x_k, and the seed's agreement.
 
 The seed follows from contributions that the server relays, so directions are derived here as any role derives them
-(`moretta.protocols.baffle.silo.seeds`, `moretta.protocols.baffle.silo.recipe`). Moves of blocks (`Moves`) stand in the
-place of directions. Layers of units have neither: `moretta.audit.attacks.baffle.gradient_estimates` has what silos
-upload of them.
-What a secure sum opened is the server's own result and is in no message; `opened` computes it again for the attacker.
+(`moretta.protocols.baffle.silo.seeds`, `moretta.protocols.baffle.silo.recipe`). Moves of blocks (`Moves`) replace
+directions. Layers of units have neither: `moretta.audit.attacks.baffle.gradient_estimates` has silos' uploads of them.
+The sum that a secure sum opened is the server's own result and in no message; `opened` recomputes it for the attacker.
 """
 
 from __future__ import annotations
@@ -63,10 +62,7 @@ class Moves:
 
     @classmethod
     def of(cls, recipe: Recipe, layout: Layout, seed: bytes, *purpose: int | str | bytes) -> Moves:
-        """Return those of one purpose, as `Recipe.keys`.
-
-        Raises `moretta.errors.ParameterError` where no such keys exist.
-        """
+        """Return those of one purpose, as `Recipe.keys`. Raises `ParameterError` where no such keys exist."""
         pairs = [(b, key) for b, key in zip(recipe.blocks, recipe.keys(seed, *purpose), strict=True) if b.scalars]
         if not pairs:
             raise ParameterError(
@@ -78,7 +74,7 @@ class Moves:
 
     @property
     def count(self) -> int:
-        """K, how many moves there are."""
+        """K, the number of moves."""
         return self.recipe.scalars
 
     @property
@@ -88,7 +84,7 @@ class Moves:
 
     @property
     def products(self) -> int:
-        """How many multiplications x_1 .. x_K of a gradient are."""
+        """The number of multiplications of x_1 .. x_K of a gradient."""
         return sum(block.repeats * size_of(block, self.layout) for block in self.recipe.blocks)
 
     @cached_property
@@ -124,10 +120,7 @@ class Moves:
         return torch.cat(products)
 
     def gain(self, target: Floats) -> float:
-        """Return what is learned of a target, float64[n], relative to the average over seeds: v . estimate(v) / |v|^2.
-
-        v is the target where something moves.
-        """
+        """Return v . estimate(v) / |v|^2, learned relative to the average seed; v: `target`[n] where moves are."""
         parts = {name: torch.from_numpy(value) for name, value in self.layout.split(target).items()}
         shares = np.concatenate([np.full(block.scalars, 1 / block.repeats) for block in self.recipe.blocks])
         whole = float(np.square(target[self.covered]).sum())
@@ -135,7 +128,7 @@ class Moves:
 
     @cached_property
     def _signs(self) -> Sequence[Sequence[Tensor]]:
-        """The signs of each block: u and v of one of rank one, else on each tensor."""
+        """The signs of each block: u and v for one of rank one, else on each tensor."""
         tensors, shapes = [], self.layout.shapes
         for block, key in zip(self.recipe.blocks, self.keys, strict=True):
             drawn = block.signs(shapes, key)
@@ -146,14 +139,14 @@ class Moves:
 
 
 def size_of(block: LayerBlock, layout: Layout) -> int:
-    """Return how many parameters a block has."""
+    """Return the number of a block's parameters."""
     return sum(math.prod(layout.shapes[name]) for name in block.tensors)
 
 
 def cosine_expected(some: Sequence[LayerBlock], layout: Layout, true: Floats, silos: int = 1) -> float:
-    """Return about what the estimate of these blocks scores, by E|estimate|^2 of each (`silo.blocks`).
+    """Return the approximate score of the estimate of these blocks, by E|estimate|^2 of each (`silo.blocks`).
 
-    true: the gradient, float64[n]. silos: how many draw moves of their own.
+    true: the gradient, float64[n]. silos: the number that draw moves of their own.
     """
     parts, whole, estimated = layout.split(true), 0.0, 0.0
     for block in some:
@@ -168,10 +161,10 @@ def cosine_expected(some: Sequence[LayerBlock], layout: Layout, true: Floats, si
     return math.sqrt(whole / estimated) if estimated else 0.0
 
 
-ROUNDS = 12  # how many are attacked, the last ones
+ROUNDS = 12  # attacked: the last ones
 FIXED = "fixed/"
 OPENED = "opened/"
-DRAWN = 30.0  # multiplications that an entry of a direction is worth: it is drawn and added
+DRAWN = 30.0  # cost of drawing and adding an entry of a direction, in multiplications
 
 
 @dataclass(frozen=True)
@@ -192,7 +185,7 @@ class Round:
 
 
 def fits(run: PublicRun) -> str:
-    """Say why loss differences of a run cannot be attacked."""
+    """Return why loss differences of a run cannot be attacked; empty if they can."""
     if run.setting("local-epochs"):
         return "with local-epochs no loss differences are uploaded"
     if draws_own(run):
@@ -205,18 +198,18 @@ def fits(run: PublicRun) -> str:
 
 
 def settings_of(run: PublicRun) -> BAFFLE:
-    """Return the protocol's settings, all of which are public."""
+    """Return the protocol's settings, which are all public."""
     return BAFFLE.model_validate({key: value for key, value in run.settings["protocol"].items() if value is not None})
 
 
 def recipe_of(run: PublicRun, forward: Forward | None = None) -> Recipe:
-    """Return the public settings that silos estimate by. forward: of `forward_of`, which has the model's blocks."""
+    """Return the public settings of silos' estimates. forward: of `forward_of`, which has the model's blocks."""
     recipe = settings_of(run).recipe(run.rounds)
     return recipe.by(forward.blocks, forward.layout.shapes) if isinstance(forward, MovesBlocks) else recipe
 
 
 def directions_at(recipe: Recipe, layout: Layout, ask: Estimate, seed: bytes) -> Directions | Moves:
-    """Return the directions that an ask and a seed give, or the moves of blocks."""
+    """Return the directions of an ask and a seed, or the moves of blocks."""
     purpose = (ask.stamp.run, ask.stamp.round, ask.parameter_hash)
     if recipe.rule:
         return Moves.of(recipe, layout, seed, *purpose)
@@ -224,7 +217,7 @@ def directions_at(recipe: Recipe, layout: Layout, ask: Estimate, seed: bytes) ->
 
 
 def drawn_at(directions: Directions | Moves) -> float:
-    """Return what directions and their products with a gradient cost (`moretta.audit.evidence.network`)."""
+    """Return the cost of directions and their products with a gradient (`moretta.audit.evidence.network`)."""
     return 4.0 * directions.products if isinstance(directions, Moves) else DRAWN * directions.count * directions.size
 
 
@@ -249,7 +242,7 @@ def rounds_seen(truth: Truth) -> tuple[int, ...]:
 
 
 def seeded_rounds(run: PublicRun, heard: Sequence[Heard], forward: Forward) -> Mapping[int, Round]:
-    """Return the rounds of a server's view whose seed it shows, by number. forward: of `forward_of`."""
+    """Return the rounds of a server's view that shows their seed, by number. forward: of `forward_of`."""
     recipe, seed, seen = recipe_of(run, forward), b"", dict[int, Round]()
     ask: Estimate | None = None
     came: dict[str, Any] = {}
@@ -279,14 +272,14 @@ def _round(directions: Directions | Moves, seed: bytes, ask: Estimate, came: Map
 
 
 def partly_trained(model: nn.Module, run: PublicRun) -> nn.Module:
-    """Return a copy of the model with only those parameters to be trained that the run's `trainable` names."""
+    """Return a copy of the model that trains only the parameters in the run's `trainable`."""
     return torch_forward.partly_trained(model, run.setting("trainable") or ())
 
 
 def forward_of(model: nn.Module, run: PublicRun, fixed: Mapping[str, Array], *, tokens: bool = False) -> Forward:
-    """Return what runs the architecture at flat parameters, and moves its blocks where the run does.
+    """Return the runner of the architecture at flat parameters, which moves its blocks where the run does.
 
-    fixed: tensors that are not trained, by name. tokens: whether inputs are whole numbers.
+    fixed: untrained tensors, by name. tokens: whether inputs are whole numbers.
     """
     model = partly_trained(model, run)
     held = model.state_dict(keep_vars=True)
@@ -326,7 +319,7 @@ def fixed_of(truth: Truth) -> dict[str, Array]:
 
 
 def gather_numbers(truth: Truth, more: Mapping[str, Array], knowledge: str) -> Given:
-    """Give the server its view of `rounds_seen`, what its sums opened to, the tensors that are fixed, and more."""
+    """Return the server's view of `rounds_seen`, its opened sums, the fixed tensors, and more."""
     check_scalars(truth)
     rounds = rounds_seen(truth)
     arrays = {**fixed_of(truth), **(opened(truth, rounds) if truth.run.masked else {}), **more}
@@ -339,7 +332,7 @@ def gather_numbers(truth: Truth, more: Mapping[str, Array], knowledge: str) -> G
 
 
 def uploads_of(case: Case, seen: Mapping[int, Round]) -> list[tuple[int, int, Floats, int]]:
-    """Return what the server has: a round's number, a silo's (-1: all together), x_k, and of how many rows."""
+    """Return the server's data: a round's number, a silo's (-1: all together), x_k, and the number of rows."""
     run, uploads = case.run, list[tuple[int, int, Floats, int]]()
     for number, view in seen.items():
         rows = {silo: rows_of(run, silo, number) for silo in view.silos}
@@ -351,10 +344,7 @@ def uploads_of(case: Case, seen: Mapping[int, Round]) -> list[tuple[int, int, Fl
 
 
 def opened(truth: Truth, rounds: Sequence[int]) -> dict[str, Array]:
-    """Return what the server's secure sums opened to, float64[K] by ``opened/ROUND``.
-
-    Computed again from the rows, or where silos added noise, from the recorded messages.
-    """
+    """Return the server's opened sums, float64[K] by ``opened/ROUND``, from the rows, or under noise from messages."""
     forward, sums = forward_at(truth), dict[str, Array]()
     if truth.run.setting("dp-noise"):
         return _unmasked(truth, rounds, forward)
@@ -365,7 +355,7 @@ def opened(truth: Truth, rounds: Sequence[int]) -> dict[str, Array]:
 
 
 def _unmasked(truth: Truth, rounds: Sequence[int], forward: Forward) -> dict[str, Array]:
-    """Return the noised sums of rounds, as `evidence.uploads` puts them together from the server's messages."""
+    """Return the noised sums of rounds, which `evidence.uploads` computes from the server's messages."""
     upto = [number for number in truth.run.recorded if number <= max(rounds)]
     sums, recipe = dict[str, Array](), recipe_of(truth.run, forward)
     for number in rounds:
@@ -386,12 +376,12 @@ def used(truth: Truth, seen: Round, silo: str) -> NDArray[np.int64]:
 
 
 def scalars(recipe: Recipe, forward: Forward, seen: Round, x: Array, y: Array) -> Floats:
-    """Return the x_k that these rows would give in a round, float64[K]: those of their mean loss."""
+    """Return the x_k of these rows in a round, float64[K]: those of their mean loss."""
     return np.asarray(by_row(recipe, forward, seen, x, y).mean(axis=1))
 
 
 def by_row(recipe: Recipe, forward: Forward, seen: Round, x: Array, y: Array) -> Floats:
-    """Return the x_k that each of these rows would give in a round, float64[K, rows]."""
+    """Return the x_k of each of these rows in a round, float64[K, rows]."""
     if isinstance(seen.directions, Moves):
         return seen.directions.by_row(cast(MovesBlocks, forward), seen.ask.parameters, x, y)
     return differences(recipe.form, recipe.sigma, seen.directions, forward, recipe.loss, seen.ask.parameters, x, y)[0]

@@ -1,4 +1,4 @@
-"""BAFFLE's silos are sent the true model each round, flat, and upload loss differences in the place of gradients.
+"""BAFFLE's silos receive the true model each round, flat, and upload loss differences instead of gradients.
 
 With `linear = "activations"` they also upload gradients of linear layers, as long as these.
 """
@@ -22,7 +22,7 @@ GRADIENTS = frozenset({"gradient-inversion", "gradient-inversion-of-sum", "label
 
 
 def sent(case: Case, silo: str, base: Tensors) -> Models:
-    """Return the models that a silo is sent."""
+    """Return the models that a silo receives."""
     asks = case.last_of_each_round(silo, Estimate).items()
     return Models({number: _whole(case, ask, base) for number, ask in asks})
 
@@ -34,7 +34,7 @@ def _whole(case: Case, ask: Estimate, base: Tensors) -> dict[str, Array]:
 
 
 def why_not(run: PublicRun) -> str:
-    """Say why uploads have no gradient that can be read."""
+    """Return why uploads have no readable gradient; empty if they have one."""
     if run.setting("local-epochs"):
         return "an upload is the difference of several steps along estimates, and not a gradient"
     if not estimates.uploads_layers(run):
@@ -45,7 +45,7 @@ def why_not(run: PublicRun) -> str:
 
 
 def public(truth: Truth) -> dict[str, Array]:
-    """Return the tensors that are not trained, and where in an estimate each linear layer's lie."""
+    """Return the untrained tensors, and the places of each linear layer's in an estimate."""
     forward = estimates.forward_at(truth)
     names, start = estimates.recipe_of(truth.run, forward).units, 0
     if not names:
@@ -61,7 +61,7 @@ def public(truth: Truth) -> dict[str, Array]:
 
 
 def shown(case: Case, stamp: Stamp, tensors: Tensors) -> tuple[Tensors, Tensors]:
-    """Return the model that was sent, and the gradients of linear layers in an upload or a sum."""
+    """Return the sent model, and the gradients of linear layers in an upload or a sum."""
     asks = (entry.message for entry in case.heard("server", Estimate))
     ask = next(message for message in asks if isinstance(message, Estimate) and message.stamp == stamp)
     estimate, gradients = np.asarray(tensors[ESTIMATE], np.float64), dict[str, Array]()

@@ -7,11 +7,11 @@ D g|^2 / K^2 ~ |g|^2 (1 + n / K), of which n / K lies outside of g,
 
 so what the server learns of a gradient in one round grows as sqrt(K / n) while K is below n (Feng et al., Theorem 3.1).
 
-With moves of blocks the estimate is put together block by block, and its cosine is of the parameters that have moves:
+With moves of blocks the estimate is assembled block by block, and its cosine is of the parameters that have moves:
 E|g^|^2 of each kind of block is in `moretta.protocols.baffle.silo.blocks`.
 
-The K numbers themselves can be matched as gradients are by DLG (Zhu et al., NeurIPS 2019): a made-up row and label
-whose own x_k come closest to those uploaded,
+The K numbers themselves can be matched as DLG matches gradients (Zhu et al., NeurIPS 2019): a made-up row and label
+whose own x_k are closest to the uploaded ones,
 
     min over (x, t)   |D grad L(x, t) - x_1..K|^2 / |x_1..K|^2
 
@@ -24,11 +24,9 @@ different silos are independent, so that, for silos of equal gradients,
 
     cos(g^, g)  ~  sqrt(C K / (C K + n))
 
-as of C K shared directions. That the directions are secret takes nothing off: the estimate is unbiased, and its noise
-lies in all n parameters alike.
-
-With `linear = "activations"` silos upload, of linear layers, their gradient itself but for the finite differences'
-error: the cosine is 1.
+as of C K shared directions. Secret directions do not lower this: the estimate is unbiased, and its noise lies in all n
+parameters alike. With `linear = "activations"` silos upload linear layers' gradients, exact up to the finite
+differences' error: the cosine is 1.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -65,13 +63,13 @@ from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.silo.messages import Estimate
 
 MOST_ENTRIES = 1 << 24  # of all estimates together, and of D
-STARTS, STEPS = 100, 150  # of made-up rows, and of each one's L-BFGS
-SECONDS, SECONDS_THOROUGH = 2.5, 600.0  # of an idle core, about, by which starts are counted
+STARTS, STEPS = 100, 150  # of made-up rows, and of L-BFGS for each
+SECONDS, SECONDS_THOROUGH = 2.5, 600.0  # of an idle core, approximately; they set the number of starts
 SEED = 13
 
 
 def gather(truth: Truth) -> Given:
-    """Give the server its view, what its sums opened to, and what a mean row is like."""
+    """Return the server's view, its opened sums, and a mean row."""
     tokens = truth.run.has_tokens or truth.rows(truth.run.silos[0]).x.dtype.kind in "iu"
     return estimates.gather_numbers(truth, {"tokens": np.array(tokens)}, "nothing")
 
@@ -101,10 +99,10 @@ def attack(case: Case) -> Claim:
 
 
 def _row(case: Case, form: str, layout: Layout, seen: estimates.Round, uploaded: Floats) -> tuple[Array, float]:
-    """Return the row whose own x_k come closest to those found, empty where D is too large, and by how much."""
+    """Return the row whose own x_k are closest to those seen, and their distance; empty where D is too large."""
     of = seen.directions
     entries = of.products if isinstance(of, Moves) else of.size * of.count
-    # Tokens cannot be moved a little, and a program's operations may be bound to float32.
+    # Tokens have no small changes, and a program's operations may be bound to float32.
     if entries > MOST_ENTRIES or case.arrays["tokens"] or case.architecture.program:
         return np.zeros(0), 1.0
     model, at = estimates.partly_trained(case.model(), case.run), layout.split(np.array(seen.ask.parameters))
@@ -119,9 +117,9 @@ def _row(case: Case, form: str, layout: Layout, seen: estimates.Round, uploaded:
 
 
 def _numbers(of: Directions | Moves, form: str, names: Sequence[str]) -> Callable[[Sequence[Any]], Any]:
-    """Return what gives D g, float64[K], of the gradients of these tensors, in the order of the flat array.
+    """Return a function to D g, float64[K], from the gradients of these tensors, in the flat array's order.
 
-    Of the form "mean" D has the mean direction taken off, as its x_k have it.
+    For the form "mean" the mean direction is subtracted from D, as in its x_k.
     """
     if isinstance(of, Moves):
         return lambda slopes: of.along(dict(zip(names, slopes, strict=True)))
@@ -235,11 +233,11 @@ K_RANK = Attack(
 )
 
 
-FIRST = 12  # the first so many
+FIRST = 12  # only the first ones
 
 
 def fits_own(run: PublicRun) -> str:
-    """Say why not."""
+    """Return why the attack cannot be tried; empty if it can."""
     if not (estimates.draws_own(run) or estimates.uploads_layers(run)) or run.setting("local-epochs"):
         return (
             'silos upload whole estimates with directions = "own", and of layers with linear = "activations", at the '
@@ -253,7 +251,7 @@ def fits_own(run: PublicRun) -> str:
 
 
 def gather_own(truth: Truth) -> Given:
-    """Give the server its view of the first rounds."""
+    """Return the server's view of the first rounds."""
     rounds, layers = list(first_rounds(truth, FIRST)), not estimates.draws_own(truth.run)
     if layers and not estimates.recipe_of(truth.run, estimates.forward_at(truth)).units:
         raise ParameterError("no linear layer of this model moves unit by unit, and no estimate was uploaded")

@@ -1,14 +1,14 @@
-"""Loss differences of data against those of noise: BAFFLE's appendix D, as a test in the place of its plot.
+"""Loss differences of data against those of noise: BAFFLE's appendix D, as a test instead of its plot.
 
-The paper draws the K loss differences of a batch of data and of noise and says that they cannot be told apart. The
+The paper plots the K loss differences of a batch of data and of noise and states that they are indistinguishable. The
 server, which holds the model and the directions, need not look at a plot. It computes the K numbers of its own rows,
 x^d of data and x^n of noise, at the same parameters w and along the same d_k. As x_k = d_k . grad L, the numbers of
 each kind of rows lie around a mean of that kind. For the uploaded x,
 
     T = x . (mean x^d - mean x^n)        z = (T - mean T of noise) / deviation of T of noise
 
-says how much further it lies towards data than noise does (Fisher's discriminant with unit covariance). The means, the
-deviations and the z of noise to compare with come from separate noise batches.
+is how much further it lies towards data than noise does (Fisher's discriminant with unit covariance). The means, the
+deviations and the z of noise to compare with are from separate noise batches.
 
 Under a secure sum the server has the K numbers of all silos' rows together; under the scheme "none", those of each
 silo. Noise has the column means and deviations of background rows, and their labels at random.
@@ -26,23 +26,23 @@ from moretta.audit.evidence.intervals import Floats, auc
 from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Array, Message
 
-LEAST, DRAWS = 12, 48  # noise batches an upload; a third is for the mean, one for T's deviation, one to test against
-TOGETHER = 4  # of them that pass through the model at once
-SECONDS, SECONDS_THOROUGH = 3.0, 600.0  # of an idle core, about, by which batches are counted
+LEAST, DRAWS = 12, 48  # noise batches an upload; thirds are for the mean, T's deviation, and the test
+TOGETHER = 4  # in one pass through the model
+SECONDS, SECONDS_THOROUGH = 3.0, 600.0  # of an idle core, approximately; they set the number of batches
 MOST_ROWS = 512  # of background
 SEED = 11
 SMALL = 1e-300
 
 
 def gather(truth: Truth) -> Given:
-    """Give the server its view, what its sums opened to, and background rows."""
+    """Return the server's view, its opened sums, and background rows."""
     known = truth.background
     knowledge = f"{len(known.x)} labelled background rows, to compare with and to make noise like"
     return estimates.gather_numbers(truth, {"x": known.x, "y": known.y}, knowledge)
 
 
 def attack(case: Case) -> Claim:
-    """Claim z of what was uploaded, [rounds or silos of them], of noise, and the p value of masked words."""
+    """Claim z of the uploads, [rounds or silos of them], of noise, and the p value of masked words."""
     forward = estimates.forward_in(case, tokens=case.arrays["x"].dtype.kind in "iu")
     recipe = estimates.recipe_of(case.run, forward)
     generator = np.random.Generator(np.random.PCG64(SEED))
@@ -66,7 +66,7 @@ def attack(case: Case) -> Claim:
 
 
 def _draws(case: Case, seen: Mapping[int, estimates.Round], rows: int, uploads: int) -> int:
-    """Return how many batches of noise each of so many uploads, of so many rows, is compared with."""
+    """Return the number of noise batches for each of `uploads` uploads of `rows` rows."""
     last, tokens = seen[max(seen)], case.arrays["x"].dtype.kind in "iu"
     model, count = case.model(), last.directions.count
     each_row = network.cost_of_row(model, case.run.shape, tokens=tokens)
@@ -78,7 +78,7 @@ def _draws(case: Case, seen: Mapping[int, estimates.Round], rows: int, uploads: 
 
 
 def z_scores(uploaded: Floats, of_data: Floats, of_noise: Floats) -> tuple[float, Floats]:
-    """Return z of x_k found, and of a third of the noise batches. of_data: [K]; of_noise: [batches, K]."""
+    """Return z of the uploaded x_k, and of a third of the noise batches. of_data: [K]; of_noise: [batches, K]."""
     third = len(of_noise) // 3
     towards = of_data - of_noise[:third].mean(axis=0)
     measured = of_noise[third : 2 * third] @ towards
@@ -91,7 +91,7 @@ def noise_rows(
 ) -> tuple[Array, Array]:
     """Return a batch of noise: columns Gaussian with the means and deviations of x, labels of y at random.
 
-    Whole numbers, tokens, are drawn from those of their column, and so is all that they lie beside (`tokens`).
+    Whole numbers, tokens, are drawn from those of their column, and with `tokens` so are all columns beside them.
     """
     if tokens or x.dtype.kind in "iu":
         pick = generator.integers(0, len(x), (rows, *x.shape[1:]))
@@ -103,7 +103,7 @@ def noise_rows(
 
 
 def uniformity(words: list[Array]) -> float:
-    """Return the p value of Kolmogorov and Smirnov's test that ring elements are uniform; 1 of none."""
+    """Return the p value of Kolmogorov and Smirnov's test that ring elements are uniform; 1 without any."""
     from scipy import stats
 
     if not words:
@@ -113,7 +113,7 @@ def uniformity(words: list[Array]) -> float:
 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
-    """Return the area under the ROC curve of telling data from noise, and the two-sample p value."""
+    """Return the area under the ROC curve of distinguishing data from noise, and the two-sample p value."""
     from scipy import stats
 
     data, noise = claim["data"], claim["noise"]

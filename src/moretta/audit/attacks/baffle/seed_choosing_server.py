@@ -1,23 +1,23 @@
 """What a server would gain by choosing the seed of BAFFLE's directions, and whether this run's server did.
 
-Feng et al. let the server send the seed. So it chooses the directions: along e_i, silos upload coordinate
-i of their gradient; along a head's bias, their balance of classes. If directions follow from the seed by a cipher, a
-server cannot set them, but it can try seeds before it sends one. Of a target v of length 1 it learns
+Feng et al. let the server send the seed. So it chooses the directions: along e_i, silos upload coordinate i of their
+gradient; along a head's bias, their balance of classes. If directions follow from the seed by a cipher, a server cannot
+set them, but it can try seeds before it sends one. Of a target v of length 1 it learns
 
     S(seed) = 1/K sum_k (d_k . v)^2,        E S = 1 over seeds, deviation ~ sqrt(2 / K)
 
 times what it would learn with any seed, and the best of M seeds has S ~ 1 + sqrt(2 / K) sqrt(2 log M). With moves of
 blocks S = sum_b 1/R_b sum_k (d_k . v)^2 over blocks b of R_b repeats, of v where they move; E S = 1 as well.
 
-Here all roles contribute to the seed, and each is committed before it sees another's contribution
+In Moretta all roles contribute to the seed, and each is committed before it sees another's contribution
 (`moretta.protocols.baffle.silo.seeds`). The attack makes two checks. First, the view shows all commitments before the
-first contribution, each contribution is the one committed to, and the seed follows from them. If not, the server could
-choose, and the attack succeeds whatever S is. Second, u is the share of M random seeds whose S lies below that of the
-recorded seed; u is uniform if nobody chose. A run has one u, so its interval is that of the share estimated from M
+first contribution, each contribution is the committed one, and the seed follows from them. If not, the server could
+choose, and the attack succeeds for any S. Second, u is the share of M random seeds whose S lies below that of the
+recorded seed; u is uniform if no role chose. A run has one u, so its interval is that of the share estimated from M
 seeds, and chance is 0.975, below which an agreed seed lies with 97.5 %.
 
-The target is the gradient of background rows at the first round's parameters: what the server would most like to see
-more of. The attack cannot detect a choice made for another target.
+The target is the gradient of background rows at the first round's parameters: what a server would most want to see. The
+attack cannot detect a choice made for another target.
 """
 
 from collections.abc import Sequence
@@ -42,15 +42,15 @@ from moretta.protocols.baffle.silo.seeds import SERVER, commitment
 from moretta.protocols.common.losses import Loss
 from moretta.secure_aggregation.keystream import SecretRoot
 
-SEEDS, LEAST = 1 << 10, 160  # that a server tries, and at the least, where directions take long: 146 can tell
-SECONDS, SECONDS_THOROUGH = 4.0, 60.0  # of an idle core, about, by which seeds are counted
-AGREED = 0.975  # below which an agreed seed lies in 39 of 40 runs
+SEEDS, LEAST = 1 << 10, 160  # seeds that a server tries, and the fewest where directions take long; 146 suffice
+SECONDS, SECONDS_THOROUGH = 4.0, 60.0  # of an idle core, approximately; they set the number of seeds
+AGREED = 0.975  # an agreed seed lies below it in 39 of 40 runs
 OUT_OF_ORDER = "the commitments are not in order, so that the server could choose"
-INSECURE = 17  # seeds are drawn from a fixed stream: the same audit of the same run comes to the same
+INSECURE = 17  # of a fixed stream of seeds: repeated audits of a run agree
 
 
 def fits(run: PublicRun) -> str:
-    """Say why not."""
+    """Return why the attack cannot be tried; empty if it can."""
     if run.setting("local-epochs"):
         return "with local-epochs each silo has directions of its own for each step"
     if run.setting("directions") == "own":
@@ -61,7 +61,7 @@ def fits(run: PublicRun) -> str:
 
 
 def gather(truth: Truth) -> Given:
-    """Give the server its view of the first round, in which the seed was agreed on, and background rows."""
+    """Return the server's view of the first round, in which the seed was agreed on, and background rows."""
     estimates.check_scalars(truth)
     known = truth.background
     arrays = estimates.fixed_of(truth)
@@ -74,7 +74,7 @@ def gather(truth: Truth) -> Given:
 
 
 def attack(case: Case) -> Claim:
-    """Claim S of the recorded seed and of seeds at random, and whether the agreement is in order."""
+    """Claim S of the recorded seed and of random seeds, and whether the agreement is in order."""
     heard = case.heard("server", Message)
     forward = estimates.forward_in(case, tokens=case.arrays["x"].dtype.kind in "iu")
     seen = next(iter(estimates.seeded_rounds(case.run, heard, forward).values()))
@@ -100,7 +100,7 @@ def gain(directions: Directions | Moves, target: Floats) -> float:
 
 
 def gains(run: PublicRun, forward: Forward, seen: estimates.Round, target: Floats, seeds: int) -> Floats:
-    """Return S of so many seeds at random in this round."""
+    """Return S of `seeds` random seeds in this round."""
     recipe, root = estimates.recipe_of(run, forward), SecretRoot.insecure(INSECURE, SERVER)
     values = list[float]()
     for number in range(seeds):
@@ -110,10 +110,7 @@ def gains(run: PublicRun, forward: Forward, seen: estimates.Round, target: Float
 
 
 def in_order(heard: Sequence[Heard]) -> bool:
-    """Return whether all silos were committed before the server showed them commitments, and all kept to theirs.
-
-    The server's own commitment must have been shown too, and its contribution be the one in it.
-    """
+    """Return whether all silos, and the server, committed before commitments were shown, and kept to theirs."""
     committed, shown, opened = dict[str, bytes](), dict[str, bytes](), dict[str, bytes]()
     cohort, agreed = tuple[str, ...](), dict[str, bytes]()
     for entry in heard:
@@ -123,7 +120,7 @@ def in_order(heard: Sequence[Heard]) -> bool:
                     committed, shown, opened = {}, {}, {}
                 cohort = entry.message.cohort
             case Committed() if shown:
-                return False  # it came when others' were already shown
+                return False  # it arrived when others' were already shown
             case Committed():
                 committed[entry.peer] = entry.message.commitment
             case Reveal():
@@ -141,7 +138,7 @@ def in_order(heard: Sequence[Heard]) -> bool:
 
 
 def _target(case: Case, seen: estimates.Round, layout: Layout) -> Floats:
-    """Return the gradient of the background rows at the round's parameters, to length 1."""
+    """Return the gradient of the background rows at the round's parameters, scaled to length 1."""
     model = estimates.partly_trained(case.model(), case.run)
     at = {
         name: torch.tensor(value, requires_grad=True)

@@ -1,1 +1,1 @@
-"""Attacks on Confined Gradient Descent, and what it shows to those that fit several protocols."""
+"""Attacks on Confined Gradient Descent, and its exposure to attacks that fit several protocols."""

@@ -1,14 +1,14 @@
-"""The relay of an alignment of rows, or a finder of its lists, tests a dictionary of ids against them.
+"""The relay of an alignment of rows, or a reader of its lists, tests a dictionary of ids against them.
 
-What travels is a E(x) for each id x, in a secret order, a drawn for this exchange; in a run it is sealed under the
-row's key besides. For each id of a dictionary, half of it in the list, the attacker makes what it can without a secret:
-hashes of the id, with the number of its row and without, and the point E(x). It scores an id by how many bits its
-closest mark has in common with any 32 bytes of the lists. If lists held marks without a secret, ids in them would have
-all bits in common; a test of this attack has such lists, and it finds every one.
+A list contains a E(x) for each id x, in a secret order, with a drawn for this exchange; a run also seals it under the
+row's key. For each id of a dictionary, half of it in the list, the attacker computes what needs no secret: hashes of
+the id, with the number of its row and without, and the point E(x). An id's score is the number of bits that its closest
+mark shares with any 32 bytes of the lists. If lists held marks without a secret, their ids would share all bits; a test
+of this attack has such lists, and it finds every id.
 
-**Membership** (`MEMBERSHIP`). A partner reads off which of its own ids the other holders of its row have. It is what
-aligning is for, and so it learns it exactly: its alignment lists its own rows that are shared. For a hospital and an
-insurer this is who of the hospital's patients is insured there.
+**Membership** (`MEMBERSHIP`). A partner reads off which of its own ids the other holders of its row have. That is the
+purpose of aligning, so it learns it exactly: its alignment lists its own rows that are shared. For a hospital and an
+insurer this is which of the hospital's patients are insured there.
 """
 
 import hashlib
@@ -28,20 +28,20 @@ from moretta.data.alignment.partner import IdRules, Listing, Partner
 from moretta.data.holders import grid_of
 from moretta.errors import ParameterError
 
-MOST = 200  # ids of the list in the dictionary, and as many that are not
-OFFSETS = (0, 12)  # where 32 bytes may begin: a list as it is, or behind a seal's nonce
+MOST = 200  # ids of the list in the dictionary, and as many others
+OFFSETS = (0, 12)  # the possible starts of 32 bytes: a plain list, or behind a seal's nonce
 SEED = 31
 
 
 def fits(run: PublicRun) -> str:
-    """Say why not."""
+    """Return why the attack cannot be tried; empty if it can."""
     if not run.setting("align"):
         return "the run did not align rows ([protocol] align)"
     return "" if 1 in run.recorded else "round 1, in whose set-up rows were aligned, was not recorded"
 
 
 def gather(truth: Truth) -> Given:
-    """Give the relay its view of the first set-up, a blinded list as in a file, and a dictionary of ids."""
+    """Return the relay's view of the first set-up, a blinded list as in a file, and a dictionary of ids."""
     listing = _listing(truth)
     words = [name for name, _ in dictionary(listing)]
     arrays = {
@@ -57,7 +57,7 @@ def gather(truth: Truth) -> Given:
 
 
 def dictionary(listing: Listing) -> list[tuple[str, bool]]:
-    """Return ids that are in the list and as many others of their look, mixed, each with whether it is in the list."""
+    """Return ids of the list and as many similar others, mixed, each with whether it is in the list."""
     members = sorted({name for name, _ in listing.elements})[:MOST]
     held = set(members)
     others = [f"{name[::-1]}{number}" for number, name in enumerate(members)]
@@ -66,7 +66,7 @@ def dictionary(listing: Listing) -> list[tuple[str, bool]]:
 
 
 def attack(case: Case) -> Claim:
-    """Claim for each id of the dictionary the most bits of 256 that it has in common with a part of the lists."""
+    """Claim for each id of the dictionary the most bits of 256 that it shares with a part of the lists."""
     words = case.arrays["dictionary"].tobytes().decode().split("\n")
     seen = [entry.message for entry in case.heard("server", Message, "received")]
     sealed = [message.points for message in seen if isinstance(message, Blinded | BlindedAgain)]
@@ -76,7 +76,7 @@ def attack(case: Case) -> Claim:
 
 
 def _marks(words: Sequence[str]) -> list[Array]:
-    """Return what follows from ids without a secret: uint8[ids, 32] of each kind."""
+    """Return marks that follow from ids without a secret: uint8[ids, 32] of each kind."""
     numbered = [word.encode() + bytes(5) for word in words]
     kinds = (hashlib.sha256, hashlib.sha512, hashlib.blake2s, hashlib.sha3_256)
     marks = [
@@ -93,7 +93,7 @@ def _blocks(content: Array, offset: int) -> Array:
 
 
 def _closest(marks: Array, blocks: Array) -> Floats:
-    """Return the most bits that each mark has in common with any block."""
+    """Return the most bits that each mark shares with any block."""
     signs = [1.0 - 2.0 * np.unpackbits(values, axis=1).astype(np.float32) for values in (marks, blocks)]
     return np.asarray((256 + (signs[0] @ signs[1].T).max(axis=1)) / 2, dtype=np.float64)
 
@@ -144,7 +144,7 @@ DICTIONARY = Attack(
 
 
 def gather_shared(truth: Truth) -> Given:
-    """Give the first holder of a row of several what it keeps itself."""
+    """Return the alignment that the first holder of a shared row keeps itself."""
     name = _holders(truth)[0]
     return Given(
         views={},
@@ -158,14 +158,14 @@ def gather_shared(truth: Truth) -> Given:
 
 
 def attack_shared(case: Case) -> Claim:
-    """Claim of each own row whether all other holders have it."""
+    """Claim for each own row whether all other holders have it."""
     shared = np.zeros(int(case.arrays["rows"]), dtype=bool)
     shared[case.arrays["order"]] = True
     return {"shared": shared}
 
 
 def score_shared(claim: Claim, truth: Truth) -> AttackResult:
-    """Compare with what all ids in the clear say, beside the better of two constant answers."""
+    """Compare with all ids in the clear, beside the better of two constant answers."""
     name, *others = _holders(truth)
     listings = _listings(truth)
     theirs = [set(listings[other].elements) for other in others]

@@ -39,7 +39,7 @@ def check_whole(truth: Truth) -> None:
 
 
 def participant(truth: Truth, name: str, number: int) -> Client:
-    """Return a participant as it stood before a round, until another round is asked for."""
+    """Return a participant in its state before a round, valid until a call for another round."""
     return cast(Client, truth.roles(number).clients[name])
 
 
@@ -56,7 +56,7 @@ def after_last(truth: Truth) -> int:
 
 
 def center(truth: Truth, name: str, number: int) -> dict[str, Array]:
-    """Return the public point that starts lie around, with the buffers that a participant has."""
+    """Return the public centre of the starts, with the buffers of a participant."""
     state = truth.states(number)[f"silo-{name}"]
     client = participant(truth, name, number)
     client.restore(
@@ -66,7 +66,7 @@ def center(truth: Truth, name: str, number: int) -> dict[str, Array]:
 
 
 def deviation(run: PublicRun) -> float:
-    """Return that of starts, the mean over participants where each has its own."""
+    """Return the deviation of starts, the mean over participants where each has its own."""
     delta = run.setting("delta")
     return float(np.mean(list(delta.values()) if isinstance(delta, dict) else delta))
 
@@ -83,22 +83,19 @@ def rate(truth: Truth, number: int) -> float:
 
 
 def stepped(truth: Truth, name: str, number: int) -> dict[str, Array]:
-    """Return sum n_l g_l / N of a round by tensor, as a participant works it out from its own D."""
+    """Return sum n_l g_l / N of a round by tensor, as a participant computes it from its own D."""
     before, after = displacement(truth, name, number), displacement(truth, name, number + 1)
     return {tensor: (before[tensor] - after[tensor]) / rate(truth, number) for tensor in before}
 
 
 def summed_silos(truth: Truth, name: str, number: int) -> tuple[str, ...]:
-    """Return who is in the sum that a participant stepped by in a round, as it was sent; nobody if it did not step."""
+    """Return the silos in the sum that a participant received and stepped by in a round; empty if it did not step."""
     messages = truth.messages(name, number, Descend)
     return messages[-1].silos if messages else ()
 
 
 def whole_sums(truth: Truth, least: int = 1) -> list[int]:
-    """Return the recorded rounds whose sum is of all participants.
-
-    Raises `moretta.errors.ParameterError` where there are fewer than so many.
-    """
+    """Return the recorded rounds whose sum is of all participants. Raises ParameterError for fewer than `least`."""
     silos = truth.run.silos
     rounds = [k for k in truth.recorded if set(summed_silos(truth, silos[0], k)) == set(silos)]
     if len(rounds) < least:
@@ -108,14 +105,14 @@ def whole_sums(truth: Truth, least: int = 1) -> list[int]:
 
 
 def rows_of_sum(truth: Truth, number: int) -> int:
-    """Return how many rows a round's sum is of, if all participants are in it."""
+    """Return the number of rows in a round's sum, if all participants are in it."""
     return sum(len(truth.batch(name, number)) for name in truth.run.silos)
 
 
 def local(truth: Truth, name: str, number: int) -> Local:
     """Return the gradient of a round's batch at the participant's confined model, its loss and its number of rows.
 
-    Not where columns are split. Dropout and augmentation draw what they drew in the run.
+    Only without split columns. Dropout and augmentation draw as in the run.
     """
     weights = participant(truth, name, number).model()
     return whole_gradient(truth.network(), weights, truth.silo_rows(name), truth.loss, truth.drawn(number), no_phase)
@@ -125,7 +122,7 @@ def local(truth: Truth, name: str, number: int) -> Local:
 
 
 def merits(truth: Truth, weights: Tensors, rows: Rows) -> Floats:
-    """Return what each row adds to a model's score: 1 where it is right, or for numbers 1 - its share of R^2's loss.
+    """Return each row's contribution to a model's score: 1 if correct, for numbers 1 - its share of R^2's loss.
 
     Their mean is the accuracy, or R^2: 1 - mean squared error / variance.
     """
@@ -144,7 +141,7 @@ def participants_scores(truth: Truth, number: int, rows: Rows) -> Floats:
 
 
 def guessing(truth: Truth, rows: Rows) -> float:
-    """Return what the best constant answer scores: the majority's share, or for numbers 0."""
+    """Return the score of the best constant answer: the majority's share, or for numbers 0."""
     if truth.run.task != "classification":
         return 0.0
     return float(np.bincount(classes_of(rows.y)).max()) / len(rows.x)
@@ -156,10 +153,7 @@ def in_words(truth: Truth, score: float) -> str:
 
 
 def compared(claimed: Array, true: Array, guess: Array) -> tuple[tuple[float, float, Interval], float, float]:
-    """Return score, chance and interval of 1 - |found - true| / |true| of matrices, over lines drawn again.
-
-    Behind them stand that relative error, and the guess's.
-    """
+    """Return score, chance and interval of 1 - error over lines drawn again, the relative error, and the guess's."""
     both = np.stack([np.square(claimed - true).sum(axis=1), np.square(true).sum(axis=1)], axis=1)  # [lines, 2]
 
     def error(some: Floats) -> float:
@@ -198,7 +192,7 @@ class JointRow:
 
     @property
     def head(self) -> str:
-        """Who has the labels."""
+        """The holder of the labels."""
         return self.grid.heads[self.name]
 
     @property
@@ -247,7 +241,7 @@ class JointRow:
         return part_of(x, participant(self.truth, name, number).model()[self.layers.weight])
 
     def fraction_bits(self, number: int) -> int:
-        """Return the fixed point in which z of a round was summed, as the head received it."""
+        """Return the fraction bits of z's sum in a round, as the head received them."""
         joins = self.truth.messages(self.head, number, Join)
         if not joins:
             raise ParameterError(f"row `{self.name}` sat out a recorded round, so that there is no z of it")

@@ -1,14 +1,14 @@
-"""A participant takes CGD's displacement D for a model of its own.
+"""A participant uses CGD's displacement D as a model of its own.
 
-Derivation: w_l(k) = w_l(1) + D(k) with w_l(1) = c + delta_l Rand_l about a public point c (0, or the model that all
-began with). A participant holds D, and c + D is the model of a participant whose start is c itself. Confined starts are
+Derivation: w_l(k) = w_l(1) + D(k) with w_l(1) = c + delta_l Rand_l about a public point c (0, or the model at the
+start). A participant holds D, and c + D is the model of a participant whose start is c itself. Confined starts are
 noise to the models that have them, and c + D has none: trained long enough, it predicts as well as they do, and for
 larger delta better than any (docs/cgd.md). Confinement hides starts; a holder of D may have a trained model.
 
-**Outsiders** (`OUTSIDER`). An outsider with D and a start of its own takes the same steps as the participants: D
-says nothing of whose start it is added to. With w' = c + delta Rand' drawn about the public point c, w' + D(k) is as
-good a model as any participant's. But no eavesdropper has D: somebody has to give it away. A relay that is not blind
-can, as D follows from the sums that it reads: D(k+1) = D(k) - alpha_k sum n_l g_l / sum n_l. If the relay is blind, a
+**Outsiders** (`OUTSIDER`). An outsider with D and a start of its own takes the same steps as the participants: D does
+not depend on the start that it is added to. With w' = c + delta Rand' drawn about the public point c, w' + D(k) is as
+good a model as any participant's. But no eavesdropper has D: a role has to disclose it. A relay that is not blind can,
+as D follows from the sums that it reads: D(k+1) = D(k) - alpha_k sum n_l g_l / sum n_l. If the relay is blind, a
 participant can. The attack measures what is then known.
 """
 
@@ -22,11 +22,11 @@ from moretta.audit.evidence.truth import Truth
 from moretta.contract.roles import over, under
 from moretta.protocols.cgd.messages import Descend
 
-NO_FLOOR = 1e300  # R^2 has none
+NO_FLOOR = 1e300  # R^2 has no floor
 
 
 def gather(truth: Truth) -> Given:
-    """Give the first participant its own D after the last recorded round, and the public point."""
+    """Return the first participant's own D after the last recorded round, and the public point."""
     confined.check_whole(truth)
     silo, number = truth.run.silos[0], confined.after_last(truth)
     return Given(
@@ -46,7 +46,7 @@ def attack(case: Case) -> Claim:
 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
-    """Compare with the confined models on rows that nobody trained on."""
+    """Compare with the confined models on rows outside training."""
     rows, number = truth.others, confined.after_last(truth)
     hits = confined.merits(truth, claim, rows)
     merit, chance = float(hits.mean()), confined.guessing(truth, rows)
@@ -85,12 +85,12 @@ ALONE = Attack(
 )
 
 
-STARTS = 10  # that are drawn, one after the other
+STARTS = 10  # drawn, one after the other
 SEED = 0
 
 
 def gather_outside(truth: Truth) -> Given:
-    """Give the relayed sums from the first round on where they can be read, else a participant's D."""
+    """Return the relayed sums from the first round on where they are readable, else a participant's D."""
     confined.check_whole(truth)
     silo, rounds = truth.run.silos[0], _from_the_first(truth)
     center = over("center/", confined.center(truth, silo, 1))
@@ -115,7 +115,7 @@ def _from_the_first(truth: Truth) -> list[int]:
 
 
 def attack_outside(case: Case) -> Claim:
-    """Claim models, [starts, ...] by tensor, and "after": the round at whose end D is taken."""
+    """Claim models, [starts, ...] by tensor, and "after": the round at whose end D is read."""
     center, moved = under("center/", case.arrays), under("moved/", case.arrays)
     if "server" in case.views:
         for number, sums in case.last_of_each_round("server", Descend, "sent").items():
@@ -130,7 +130,7 @@ def attack_outside(case: Case) -> Claim:
 
 
 def score_outside(claim: Claim, truth: Truth) -> AttackResult:
-    """Compare with the participants' own models on rows that nobody trained on. The interval is over rows."""
+    """Compare with the participants' own models on rows outside training. The interval is over rows."""
     rows = truth.others
     last = _from_the_first(truth) if confined.is_readable(truth) else []
     number = last[-1] + 1 if last else confined.after_last(truth)

@@ -1,4 +1,4 @@
-"""Participants of CGD hold the displacement D, which all have moved by, in their own states; no model travels."""
+"""Participants of CGD hold the displacement D, by which all have moved, in their own states; no model travels."""
 
 from collections.abc import Sequence
 
@@ -14,19 +14,19 @@ SEED = 23
 
 
 def displaced(truth: Truth, silo: str, number: int) -> dict[str, Array]:
-    """Return c + D as a model: D on the public point that starts lie around, with the participant's buffers."""
+    """Return c + D as a model: D on the public centre of the starts, with the participant's buffers."""
     confined.check_whole(truth)
     held = {**confined.center(truth, silo, number), **confined.displacement(truth, silo, number)}
     return {name: value.astype(truth.run.dtype) for name, value in held.items()}
 
 
 def counted(truth: Truth, silo: str, number: int) -> Sequence[str]:
-    """Return whose parts are in the sum that a participant stepped by."""
+    """Return the silos in the sum that a participant stepped by."""
     return confined.summed_silos(truth, silo, number)
 
 
 def start(begin: Tensors, held: Tensors, run: PublicRun) -> dict[str, Array]:
-    """Return a start as participants draw theirs: near zero, or near where the model begins."""
+    """Return a start as participants draw theirs: near zero, or near the model's start."""
     size = confined.deviation(run)
     generator = np.random.Generator(np.random.PCG64(SEED))
     around = {name: value if run.setting("around") == "model" else 0 * value for name, value in begin.items()}

@@ -1,19 +1,19 @@
-"""The head of a joint row of CGD, and participants that know D of the other columns, work out the row's raw features.
+"""The head of a joint row of CGD, and participants that know D of the other columns, compute the row's raw features.
 
 Derivation: z_i(k) = sum_j X_ij W1_ij(k) and W1_ij(k) = W1_ij(1) + D1_j(k), so
 
     z_i(k) - z_i(k') = X_i (D1(k) - D1(k')):
 
 differences of z are linear in the features, and the secret starts cancel. H1 units give H1 equations per row and round,
-so d unknown columns take ceil(d / H1) + 1 rounds. The head has z of its row. D1_j is held by all who hold columns j, so
-by members of another row. Rounding of z is noise against features of deviation about 1, hence a ridge with that noise
-for its weight. docs/cgd.md discusses the paper's bound t <= m - 2.
+so d unknown columns take ceil(d / H1) + 1 rounds. The head has z of its row. All holders of columns j have D1_j, so
+members of another row do. Rounding of z is noise against features of deviation about 1, hence a ridge weighted by that
+noise. docs/cgd.md discusses the paper's bound t <= m - 2.
 
-**Labels** (`LABELS`). A participant without labels clusters the rows of Delta, and has the labels but for their names.
-In a joint row the head sends Delta_i = d(sum of losses)/dz to the holders of other columns, so that they
-take X_ij' Delta_i. By the chain rule a row's Delta is (dloss/dy) U with the upper layers' Jacobian U, and dloss/dy is
-y^ - t (mse) or softmax(y^) - t. While outputs are much alike for all rows, Delta depends on little but the label and
-the active units. So k-means on its rows at length 1 finds the labels up to their names.
+**Labels** (`LABELS`). A participant without labels clusters the rows of Delta, and has the labels up to their names. In
+a joint row the head sends Delta_i = d(sum of losses)/dz to the holders of other columns for X_ij' Delta_i. By the chain
+rule a row's Delta is (dloss/dy) U with the upper layers' Jacobian U, and dloss/dy is y^ - t (mse) or softmax(y^) - t.
+While outputs are much alike for all rows, Delta depends on little but the label and the active units. So k-means on its
+rows at length 1 yields the labels up to their names.
 """
 
 from collections.abc import Callable
@@ -30,19 +30,19 @@ from moretta.contract.messages import Array
 from moretta.errors import ParameterError
 from moretta.protocols.common.targets import classes_of
 
-ROUNDS = 40  # the first so many
-MOST_ROWS = 300  # of which features are worked out, unless thorough
+ROUNDS = 40  # only the first ones
+MOST_ROWS = 300  # whose features are computed, unless thorough
 
 
 def fits(run: PublicRun) -> str:
-    """Say why not."""
+    """Return why the attack cannot be tried; empty if it can."""
     if run.setting("vertical") != "joint":
         return 'no values of a first layer travel under vertical = "independent"'
     return "" if len(run.recorded) > 1 else "it takes two recorded rounds or more"
 
 
 def gather(truth: Truth) -> Given:
-    """Give the head's z of the others by round, and D1 of their columns by a member of another row each."""
+    """Return the head's z of the others by round, and D1 of their columns by a member of another row each."""
     row, rounds = confined.JointRow.first(truth), truth.recorded[:ROUNDS]
     helpers, weight = row.holders_in_other_rows(), row.layers.weight
     arrays = {"step": np.array(2.0 ** -row.fraction_bits(rounds[0]))}
@@ -61,7 +61,7 @@ def gather(truth: Truth) -> Given:
 
 
 def attack(case: Case) -> Claim:
-    """Claim features of the others' columns, [rows, columns], and which rows these are."""
+    """Claim features of the others' columns, [rows, columns], and the numbers of these rows."""
     rounds = sorted(int(name.removeprefix("z/")) for name in case.arrays if name.startswith("z/"))
     places = {number: {int(row): place for place, row in enumerate(case.arrays[f"batch/{number}"])}
               for number in rounds}  # fmt: skip
@@ -126,11 +126,11 @@ FEATURES = Attack(
 
 STARTS = 10  # of k-means
 SWEEPS = 100
-DRAWS = 300  # of halves, for the interval, and of clusters dealt to rows anew
+DRAWS = 300  # of halves, for the interval, and of clusters assigned to random rows
 
 
 def fits_labels(run: PublicRun) -> str:
-    """Say why not."""
+    """Return why the attack cannot be tried; empty if it can."""
     if run.setting("vertical") != "joint":
         return 'no Delta travels under vertical = "independent"'
     if run.task != "classification":
@@ -139,7 +139,7 @@ def fits_labels(run: PublicRun) -> str:
 
 
 def gather_labels(truth: Truth) -> Given:
-    """Give a holder without labels the Delta that it opens, of the first recorded rounds until all rows were used."""
+    """Return the Delta that a holder without labels opens, of the first recorded rounds until all rows were used."""
     row = confined.JointRow.first(truth)
     if not row.others:
         raise ParameterError("nobody in the first row is without labels")
@@ -162,7 +162,7 @@ def gather_labels(truth: Truth) -> Given:
 
 
 def attack_labels(case: Case) -> Claim:
-    """Claim a cluster for each row that was used, and which rows these are."""
+    """Claim a cluster for each used row, and the numbers of these rows."""
     rounds = sorted(int(name.removeprefix("delta/")) for name in case.arrays if name.startswith("delta/"))
     first = dict[int, Array]()  # Delta of a row when it was first used
     for number in rounds:
@@ -180,7 +180,7 @@ def attack_labels(case: Case) -> Claim:
 def _k_means(rows: Array, clusters: int, generator: np.random.Generator) -> tuple[float, NDArray[np.int64]]:
     """Return the squared distances in all, and clusters, by Lloyd's algorithm from k-means++.
 
-    Not scikit-learn's, which asks the system for its threads: an attacker's process may open no such file.
+    scikit-learn's would ask the system for its threads: an attacker's process may open no such file.
     """
     centers = rows[[generator.integers(len(rows))]]
     while len(centers) < clusters:
@@ -204,7 +204,7 @@ def _squares(rows: Array, centers: Array) -> Floats:
 
 
 def score_labels(claim: Claim, truth: Truth) -> AttackResult:
-    """Compare clusters with labels by the adjusted Rand index, which is 0 of clusters at random and 1 of the labels."""
+    """Compare clusters with labels by the adjusted Rand index: 0 for random clusters, 1 for the labels."""
     from sklearn.metrics import adjusted_rand_score
 
     row = confined.JointRow.first(truth)
@@ -227,8 +227,8 @@ def _spread(pairs: NDArray[np.int64], statistic: Callable[[NDArray[np.int64]], f
     """Return an interval of 95 % by halves of the rows, which scatter about all of them as all do about the truth.
 
     Rows are not drawn with replacement, as a row drawn twice agrees with itself. Halves of few rows, or of rows nearly
-    all of one label, agree by luck: where clusters dealt to rows at random do as well in more than 2.5 % of deals, the
-    interval holds 0 too.
+    all of one label, agree by luck: where clusters assigned to random rows do as well in more than 2.5 % of draws, the
+    interval includes 0.
     """
     generator, half, whole = np.random.default_rng(0), max(len(pairs) // 2, 1), statistic(pairs)
     values = [statistic(pairs[generator.permutation(len(pairs))[:half]]) for _ in range(DRAWS)]

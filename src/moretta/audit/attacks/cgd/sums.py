@@ -1,32 +1,32 @@
-"""What a participant of CGD works out of the sums that it steps by: of two, the other's gradient.
+"""What a participant of CGD computes from the sums that it steps by: of two, the other's gradient.
 
-Derivation: all step by G / N = sum_l n_l g_l / sum_l n_l, and D(k) - D(k+1) = alpha_k G / N. A participant i takes its
-own part off: N (D(k) - D(k+1)) / alpha_k - n_i g_i = sum of n_l g_l over the others. With two participants this is the
-other's, exactly, in each round. With three it is a sum of two, which is taken here for that of one of them and misses.
+Derivation: all step by G / N = sum_l n_l g_l / sum_l n_l, and D(k) - D(k+1) = alpha_k G / N. A participant i subtracts
+its own part: N (D(k) - D(k+1)) / alpha_k - n_i g_i = sum of n_l g_l over the others. With two participants this is the
+other's, exactly, in each round. With three it is a sum of two; the attack then misses, as it claims the sum for one of
+them.
 
-**Rows** (`INVERSION`). Gradient inversion looks for rows whose gradient at known weights is that one; here the weights
-are secret. But w_l(k) - w_i(k) = w_l(1) - w_i(1) for all k, of a size in proportion to delta, so the attacker's own
-w_i(k) stands in for w_l(k). It is the nearer, the smaller delta is beside what all have moved by. One way needs no
+**Rows** (`INVERSION`). Gradient inversion searches rows with that gradient at known weights; here the weights are
+secret. But w_l(k) - w_i(k) = w_l(1) - w_i(1) for all k, of a size in proportion to delta, so the attacker's own w_i(k)
+replaces w_l(k). It is the nearer, the smaller delta is beside the distance that all have moved. One way needs no
 weights: for one row, each line of the first layer's gradient is the row times the same line of the bias's gradient
 (`evidence.inversion`), so no confined start hides it.
 
-Rows found are paired with the true ones so that the error is least. That flatters: of many rows in few columns one is
-near by luck. So chance is the largest of three: what the claim scores on as many rows that nobody trained on, what such
-rows score as a claim, and 0, the mean row's score. Rows of a round are found and paired together, so rounds are the
-units; rounds that share rows count as one.
+Claimed rows are paired with the true ones at the least error. That flatters: of many rows in few columns one is near by
+luck. So chance is the largest of three: the claim's score on as many rows outside training, the score of such rows as a
+claim, and 0, the mean row's score. Rows of a round are claimed and paired together, so rounds are the units; rounds
+that share rows count as one.
 
-Labels are searched for as class probabilities, so smoothed labels are found as well. CGD has no class weights and no
-noise.
+Labels are searched for as class probabilities, which covers smoothed labels. CGD has no class weights and no noise.
 
-**Second moments** (`MOMENTS`). A participant that fits a linear model works out X'X of all rows from how the sums
-change. For y^ = X w with mse loss g_l(k) = X_l' (X_l w_l(k) - y_l) / n_l, and all move alike, w_l(k) = w_l(1) + D(k):
+**Second moments** (`MOMENTS`). A participant that fits a linear model computes X'X of all rows from the changes of the
+sums. For y^ = X w with mse loss g_l(k) = X_l' (X_l w_l(k) - y_l) / n_l, and all move alike, w_l(k) = w_l(1) + D(k):
 
     g(k) = sum_l n_l g_l(k) / N = A D(k) + constant,   A = X'X / N,   so   g(k') - g(k) = A (D(k') - D(k)),
 
-whatever the starts. D and g = (D(k) - D(k+1)) / alpha_k are each participant's own, so A follows as far as the steps
-reach new directions. With one output that takes as many sums as there are columns, with more outputs fewer, and in
-floating point more. Where rounding hides A, the participant's own X_i'X_i / n_i stands in, by a ridge about it. Table 2
-of the paper has "Not applicable" here. With a bias, X has one more column, of ones.
+for all starts. D and g = (D(k) - D(k+1)) / alpha_k are each participant's own, so A follows in the directions that
+steps reach. With one output that takes as many sums as there are columns, with more outputs fewer, and in floating
+point more. Where rounding hides A, the participant's own X_i'X_i / n_i replaces it, by a ridge about it. Table 2 of the
+paper has "Not applicable" here. With a bias, X has one more column, of ones.
 """
 
 import numpy as np
@@ -51,16 +51,16 @@ from moretta.contract.roles import over, under
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules
 
-FIRST = 10  # the first so many
+FIRST = 10  # only the first ones
 
 
 def fits(run: PublicRun) -> str:
-    """Say why not."""
+    """Return why the attack cannot be tried; empty if it can."""
     return no_training(run) if len(run.silos) > 1 else "there is one participant, and nobody else"
 
 
 def gather(truth: Truth) -> Given:
-    """Give the first participant the steps of its own D and its own gradients, flat."""
+    """Return the steps of the first participant's own D and its own gradients, flat."""
     confined.check_whole(truth)
     silo, rounds = truth.run.silos[0], confined.whole_sums(truth)[:FIRST]
     own = [confined.local(truth, silo, number) for number in rounds]
@@ -121,12 +121,12 @@ TWO_PARTIES = Attack(
 ROUNDS = 6  # of the smallest batches, the latest: by then all have moved by more than their starts differ
 ROUNDS_THOROUGH = 10
 SEARCH = {False: (2.0, 3, 300), True: (300.0, 8, 300)}  # thorough: for all rounds (`evidence.inversion.Effort.within`)
-OTHERS = 20  # draws of rows that nobody trained on
-MOST_ROWS = 128  # in a sum: of more, inversion has never found any
+OTHERS = 20  # draws of rows outside training
+MOST_ROWS = 128  # in a sum: for more, inversion has never succeeded
 
 
 def fits_rows(run: PublicRun) -> str:
-    """Say why not."""
+    """Return why the attack cannot be tried; empty if it can."""
     if run.augmented:
         return "inputs are varied each time they are used, so that there is no row to find"
     if run.has_tokens:
@@ -135,7 +135,7 @@ def fits_rows(run: PublicRun) -> str:
 
 
 def gather_rows(truth: Truth) -> Given:
-    """Give the first participant its D, its confined model, its gradients and its rows."""
+    """Return the first participant's D, confined model, gradients and rows."""
     confined.check_whole(truth)
     silo, rounds = truth.run.silos[0], _rounds(truth)
     arrays = {"rounds": np.array(rounds), "x": truth.rows(silo).x}
@@ -156,7 +156,7 @@ def gather_rows(truth: Truth) -> Given:
 
 
 def _rounds(truth: Truth) -> list[int]:
-    """Return the rounds that are worth most: whose sums are of the fewest rows, of these the latest."""
+    """Return the most useful rounds: those whose sums are of the fewest rows, of these the latest."""
     whole = confined.whole_sums(truth)
     chosen = sorted(whole, key=lambda k: (confined.rows_of_sum(truth, k), -k))[:ROUNDS_THOROUGH]
     others = confined.rows_of_sum(truth, chosen[0]) - len(truth.batch(truth.run.silos[0], chosen[0]))
@@ -179,7 +179,7 @@ def attack_rows(case: Case) -> Claim:
         count = int(case.arrays[f"count/{number}"])
         first = quotient_start(seen, inputs, count)
         if count == 1 and first is not None:
-            claim[f"found/{number}"] = first  # needs no weights, so no search among wrong ones betters it
+            claim[f"found/{number}"] = first  # needs no weights, so no search among wrong ones improves it
             continue
         gradients = Gradients(model, own, seen, case.run.loss, twice=bool(case.architecture.program))
         step = gradients.step_cost(np.zeros((count, *case.run.shape)))
@@ -189,7 +189,7 @@ def attack_rows(case: Case) -> Claim:
 
 
 def score_rows(claim: Claim, truth: Truth) -> AttackResult:
-    """Compare with the true rows, paired, beside the mean row and rows that nobody trained on."""
+    """Compare with the true rows, paired, beside the mean row and rows outside training."""
     misses, lucks, batches, rows = [], [], [], 0
     nobodys = np.concatenate([truth.others.x, truth.background.x])
     generator = np.random.Generator(np.random.PCG64(0))
@@ -199,7 +199,7 @@ def score_rows(claim: Claim, truth: Truth) -> AttackResult:
         number = int(name.removeprefix("found/"))
         true = np.concatenate([truth.rows(who).x[truth.batch(who, number)] for who in truth.run.silos[1:]])
         misses.append(_squares(claimed, true, claim["mean"]))
-        again = len(true) > len(nobodys)  # none is drawn twice where there are enough
+        again = len(true) > len(nobodys)  # drawn once each if there are enough
         drawn = [nobodys[generator.choice(len(nobodys), len(true), replace=again)] for _ in range(OTHERS)]
         lucks.append([
             [_squares(claimed, other, claim["mean"]) for other in drawn],
@@ -253,7 +253,7 @@ FROM = 3  # rounds: two make one difference
 
 
 def fits_moments(run: PublicRun) -> str:
-    """Say why not."""
+    """Return why the attack cannot be tried; empty if it can."""
     size = run.setting("batch-size", "data")
     if run.loss != "mse" or not run.head:
         return "second moments follow from sums only for a linear model under mse loss"
@@ -263,7 +263,7 @@ def fits_moments(run: PublicRun) -> str:
 
 
 def gather_moments(truth: Truth) -> Given:
-    """Give the first participant its own D by round, and the rates."""
+    """Return the first participant's own D by round, and the rates."""
     confined.check_whole(truth)
     _check_linear(truth)
     silo = truth.run.silos[0]
@@ -315,19 +315,19 @@ def extended(x: Array, *, bias: bool) -> Floats:
 
 
 def attack_moments(case: Case) -> Claim:
-    """Claim A = X'X / N from the sums, and where they say little, from the participant's own rows."""
+    """Claim A = X'X / N from the sums, and in directions with little information, from the participant's own rows."""
     steps = np.concatenate(list(np.diff(case.arrays["moved"], axis=0)))
     sums, own = case.arrays["sums"], case.arrays["own"]
     turned = np.concatenate(list(np.diff(sums, axis=0)))
     rounding = float(np.finfo(case.run.dtype).eps * np.abs(sums).max())
-    expected = float(np.sqrt(np.mean(own**2) / case.arrays["own_rows"]))  # how far own moments are from those of all
+    expected = float(np.sqrt(np.mean(own**2) / case.arrays["own_rows"]))  # distance of own moments from those of all
     return {"moments": own + curvature(steps, turned - steps @ own, max(rounding, 1e-300) / expected)}
 
 
 def curvature(steps: Floats, turned: Floats, ridge: float) -> Floats:
     """Solve turned = steps A for symmetric A by a ridge. Both are [differences * outputs, columns]."""
     u, sizes, v = np.linalg.svd(steps, full_matrices=False)
-    kept = sizes**2 / (sizes**2 + ridge**2)  # how much of each direction the steps tell
+    kept = sizes**2 / (sizes**2 + ridge**2)  # the information on each direction in the steps
     reached = v.T * kept @ v  # P
     onto = v.T * (kept / np.maximum(sizes, 1e-300)) @ (u.T @ turned)  # P A
     return np.asarray(onto + onto.T - onto @ reached)

@@ -1,1 +1,1 @@
-"""Attacks that fit several protocols; what each protocol shows them stands in its own folder."""
+"""Attacks that fit several protocols; each protocol's own folder has its exposure to them."""

@@ -1,21 +1,21 @@
-"""The server looks for the rows of one silo's batch in that silo's upload, or of all batches in their sum.
+"""The server searches the rows of one silo's batch in that silo's upload, or of all batches in their sum.
 
-`evidence.inversion` has the search: the parameters at which the upload was made are known, as the server sent them, and
-so is the size of the batch. Without a secure sum the upload is the gradient. With one, the masked words are taken for
-it, which is all that the server has of that silo alone. Under PBPFL the server's own secret turns an upload in the
+`evidence.inversion` has the search: the parameters of the upload are known, as the server sent them, and so is the size
+of the batch. Without a secure sum the upload is the gradient. With one, the attack uses the masked words as the
+gradient, as the server has nothing else of that silo alone. Under PBPFL the server's own secret turns an upload in the
 clear into the true gradient, which is attacked at the true parameters.
 
 Masks hide each upload and not the sum, which is the mean gradient of all silos' rows together: one batch, of more rows.
-It is searched likewise (`OF_SUM`), without finding whose a row is. The number of rows protects them, not the masks:
-with few and small inputs beside many parameters there are more equations than unknowns.
+It is searched likewise (`OF_SUM`), which does not reveal the silo of a row. The number of rows protects them, not the
+masks: with few and small inputs beside many parameters there are more equations than unknowns.
 
 Labels of a batch are read off the head first (`attacks.common.labels_from_head`); where the search with them ends far
-from the gradient that was seen, a second search looks for labels too. Rows that are found are paired with the true ones
-so that the error is least. Chance is 0, the score of the mean background row, or what the claim scores on rows that
-nobody trained on if that is more, because pairing flatters.
+from the seen gradient, a second search includes labels. Claimed rows are paired with the true ones at the least error.
+Chance is 0, the score of the mean background row, or the claim's score on rows outside training if that is more,
+because pairing flatters.
 
-With dp-noise an upload is attacked as it is, clipped and noised, as if it were the gradient of as many rows as a lot is
-expected to have. The scorer knows the lot from the silo's own secret.
+With dp-noise an upload is attacked as it is, clipped and noised, as if it were the gradient of as many rows as an
+expected lot. The scorer knows the lot from the silo's own secret.
 """
 
 from collections.abc import Sequence
@@ -50,12 +50,12 @@ from moretta.protocols.common.targets import classes_of
 
 FAR = 1e-6  # squared relative distance from the gradient above which labels are searched for too
 SEARCH = {False: (8.0, 2, 600), True: (900.0, 8, 3000)}  # thorough: for all labels (`evidence.inversion.Effort.within`)
-OTHERS = 20  # draws of rows that nobody trained on
+OTHERS = 20  # draws of rows outside training
 MOST_ROWS = 256  # in a batch: pairing and search grow with them
 
 
 def fits(run: PublicRun) -> str:
-    """Say why not."""
+    """Return why the attack cannot be tried; empty if it can."""
     if exposure(run).recovered and run.masked:
         return "an upload is masked, and holds terms of a noisy model; the sum of all is attacked in its place"
     if why := unsuited(run):
@@ -65,7 +65,7 @@ def fits(run: PublicRun) -> str:
 
 
 def unsuited(run: PublicRun) -> str:
-    """Say why batches cannot be searched for, whosever they are."""
+    """Return why no batches can be searched for, of any silo; empty if they can."""
     if why := why_not(run):
         return why
     if run.augmented:
@@ -96,7 +96,7 @@ def _one_step(run: PublicRun, silo: str) -> bool:
 
 
 def gather(truth: Truth) -> Given:
-    """Give the server its view of the first round with an upload that can be searched, and background rows."""
+    """Return the server's view of the first round with an upload that can be searched, and background rows."""
     for number in truth.recorded:
         for silo in survivors(truth, number):
             if suited(truth.run, [silo], number):
@@ -105,15 +105,15 @@ def gather(truth: Truth) -> Given:
 
 
 def gather_of(truth: Truth, number: int, silos: Sequence[str], view: str) -> Given:
-    """Give the server a round's gradients, the silos that are attacked, and background rows."""
+    """Return a round's gradients for the server, the attacked silos, and background rows."""
     places = np.array([truth.run.silos.index(silo) for silo in silos])
     return gather_rounds(truth, {number: silos}, {"round": np.array(number), "silos": places}, view)
 
 
 def attack(case: Case) -> Claim:
-    """Claim x [rows, ...] and y [rows, outputs] of a silo's batch, and how near their gradient comes.
+    """Claim x [rows, ...] and y [rows, outputs] of a silo's batch, and the distance of their gradient.
 
-    round, silos: where it was found, silos by number.
+    round, silos: the attacked ones, silos by number.
     """
     return found_rows(case, case.run.silos[int(case.arrays["silos"][0])])
 
@@ -126,7 +126,7 @@ def found_rows(case: Case, silo: str = "") -> Claim:
         gradient = {name: value / float(run.setting("learning-rate")) for name, value in gradient.items()}
     model = case.model()
     names = [name for name, _ in model.named_parameters() if name in gradient] or sorted(gradient)
-    in_order = {name: gradient[name] for name in names}  # the model's
+    in_order = {name: gradient[name] for name in names}  # the model's order
     seen = Gradients(model, parameters, in_order, run.loss, twice=bool(case.architecture.program))
     labelled, first = _labels(case, parameters, gradient, rows), quotient_start(in_order, inputs, rows)
     step = seen.step_cost(np.zeros((rows, *run.shape)))
@@ -140,13 +140,13 @@ def found_rows(case: Case, silo: str = "") -> Claim:
     of = {name: case.arrays[name] for name in ("round", "silos")}
     if best is None:
         return of
-    # Inputs of the run's kind lie in the background's range; what a search leaves outside is cut off.
+    # Inputs of the run's kind lie in the background's range; a search's values outside it are cut off.
     x = np.clip(np.nan_to_num(best.x), inputs.low, inputs.high)
     return {**of, "x": x, "y": np.nan_to_num(best.y), "distance": np.array(best.distance)}
 
 
 def _labels(case: Case, parameters: Tensors, gradient: Tensors, rows: int) -> Sequence[NDArray[np.int64] | None]:
-    """Return what to take for labels, one after the other; None searches for them."""
+    """Return the labels to try, one after the other; None searches for them."""
     run = case.run
     if run.task != "classification" or run.loss != "cross-entropy" or not run.head or run.setting("label-smoothing"):
         return [None]
@@ -165,10 +165,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
 
 
 def compared(claim: Claim, truth: Truth, of: str) -> AttackResult:
-    """Return the result of claimed rows against the true ones; rows that are not claimed count as the mean row.
-
-    of: what they were found in, in words.
-    """
+    """Return the result of claimed rows; rows without a claim count as the mean row. of: their source, in words."""
     number, silos = int(claim["round"]), [truth.run.silos[at] for at in claim["silos"]]
     used = exposure(truth.run).used
     true = truth.joined({silo: used(truth, silo, number) for silo in silos})
@@ -209,7 +206,7 @@ def compared(claim: Claim, truth: Truth, of: str) -> AttackResult:
 
 
 def _by_luck(claimed: Array, rows: int, truth: Truth, inputs: Inputs) -> float:
-    """Return what the claim scores on rows that nobody trained on, mean over draws; at least 0, the mean row's."""
+    """Return the claim's score on rows outside training, mean over draws; at least 0, the mean row's."""
     others, generator = truth.others.x, np.random.Generator(np.random.PCG64(0))
     gains = []
     for _ in range(OTHERS):
@@ -222,7 +219,7 @@ def _labels_right(claim: Claim, true: Rows) -> float:
     """Return the share of rows with the right class, rows paired by x."""
     pairs, labels = pairing(claim["x"], true.x), claim["y"]
     named = np.rint(labels[:, 0]) if labels.shape[1] == 1 else labels.argmax(axis=1)
-    named = np.concatenate([named, np.full(len(claim["x"]) - len(named), -1)])  # of rows that were not claimed: none
+    named = np.concatenate([named, np.full(len(claim["x"]) - len(named), -1)])  # rows without a claim have none
     return float(np.mean(named[pairs] == classes_of(true.y)))
 
 
@@ -241,14 +238,14 @@ ATTACK = Attack(
 
 
 def fits_sum(run: PublicRun) -> str:
-    """Say why not."""
+    """Return why the attack cannot be tried; empty if it can."""
     if not run.masked:
         return "uploads are in the clear, and each is attacked by itself"
     return unsuited(run)
 
 
 def gather_sum(truth: Truth) -> Given:
-    """Give the server its view of the first round whose sum can be searched, and background rows."""
+    """Return the server's view of the first round whose sum can be searched, and background rows."""
     for number in truth.recorded:
         silos = survivors(truth, number)
         if silos and suited(truth.run, silos, number):

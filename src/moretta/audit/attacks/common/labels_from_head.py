@@ -1,12 +1,12 @@
-"""How many rows of each class were in a batch, from the gradient of the head.
+"""The number of rows of each class in a batch, from the gradient of the head.
 
-`evidence.heads` derives it: background rows say what the model outputs for such rows, and how the head's gradient
-differs from that gives the counts. Under a secure sum they are counts of all batches in it together. Under PBPFL the
+`evidence.heads` derives it: background rows give the model's outputs for such rows, and the difference of the head's
+gradient from that gives the counts. Under a secure sum they are counts of all its batches together. Under PBPFL the
 server's key gives it the true gradient of an upload, as FedSGD does.
 
-Chance is what the background's shares of classes score without a gradient: taken as counts, or averaged over so many
-rows drawn by them, whichever is more. Batches that share more than half of their rows have nearly the same counts, and
-are one unit of the interval.
+Chance is the score of the background's shares of classes without a gradient: as counts, or averaged over as many rows
+drawn by them, whichever is more. Batches that share more than half of their rows have nearly the same counts, and are
+one unit of the interval.
 """
 
 from collections.abc import Mapping
@@ -26,12 +26,12 @@ from moretta.contract.messages import Array
 from moretta.errors import ParameterError
 from moretta.protocols.common.targets import classes_of
 
-ROUNDS = 10  # the first so many
-SAME = 0.5  # of two batches' rows, above which what they score is the same
+ROUNDS = 10  # only the first ones
+SAME = 0.5  # of two batches' rows; above it their scores are the same
 
 
 def fits(run: PublicRun) -> str:
-    """Say why not."""
+    """Return why the attack cannot be tried; empty if it can."""
     if run.task != "classification":
         return "labels are numbers, not classes"
     if not run.head:
@@ -44,16 +44,16 @@ def fits(run: PublicRun) -> str:
 
 
 def gather(truth: Truth) -> Given:
-    """Give the server the gradients of the first rounds, and background rows."""
+    """Return the gradients of the first rounds for the server, and background rows."""
     rounds = first_rounds(truth, ROUNDS)
     view = f"{rounds_of(len(rounds))} of the server"
     return gather_rounds(truth, rounds, {"rounds": np.array(list(rounds))}, view)
 
 
 def attack(case: Case) -> Claim:
-    """Claim counts [rounds, uploads, classes], and those that a masked upload's own words would stand for.
+    """Claim counts [rounds, uploads, classes], and those that a masked upload's own words would give.
 
-    present: [rounds, silos], whose uploads counted. masked_of: the number of the silo whose masked upload it is.
+    present: [rounds, silos], whose uploads counted. masked_of: the number of the silo of that masked upload.
     """
     claims = [_of_round(case, number) for number in case.arrays["rounds"].tolist()]
     return {"rounds": case.arrays["rounds"]} | {n: np.array([claim[n] for claim in claims]) for n in claims[0]}
@@ -111,7 +111,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
 
 
 def summed(run: PublicRun, present: Array) -> str:
-    """Return what counts are read from, in words. present: [rounds, silos], whose uploads counted."""
+    """Return the source of counts, in words. present: [rounds, silos], whose uploads counted."""
     if not run.masked:
         return "each upload"
     counts = present.sum(axis=1)
@@ -129,7 +129,7 @@ def _shared(claimed: Array, true: Array) -> float:
 
 
 def _scores(claimed: Array, true: Array, usual: Floats) -> tuple[float, float, float]:
-    """Return what a claim scores, and what guesses by the usual counts do: fixed, and drawn, the mean over draws.
+    """Return the scores of a claim, and of guesses by the usual counts: fixed, and drawn, the mean over draws.
 
     Of n rows drawn X are of a class of share p: E|X - t| = n p - t + 2 (t P(X <= t) - n p P(X' < t)), X' of n - 1.
     """
@@ -142,7 +142,7 @@ def _scores(claimed: Array, true: Array, usual: Floats) -> tuple[float, float, f
 
 
 def _against_guess(scores: Floats) -> tuple[Floats, Floats]:
-    """Return what was claimed, and the better of the guesses. scores: [.., 3] of `_scores`."""
+    """Return the claim's scores, and the better of the guesses'. scores: [.., 3] of `_scores`."""
     return scores[:, 0], scores[:, 1 + int(scores[:, 1:].mean(axis=0).argmax())]
 
 

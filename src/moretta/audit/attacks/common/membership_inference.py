@@ -7,8 +7,8 @@ deviation s for all rows (section VI-C, for few shadow models). For the model in
 
     score(row) = log N(phi; mu_in, s_in) - log N(phi; mu_out, s_out)
 
-Members are rows of another silo; nobody trained on the others. Both have as many rows of each label, or of each range
-of numbers, as labels alone could otherwise tell one silo's rows from others.
+Members are rows of another silo; the others are outside training. Both have as many rows of each label, or of each
+range of numbers, as labels alone could otherwise distinguish one silo's rows from others.
 
 Shadow models come in pairs: a random half of the candidates and of the background rows, and the other half; the
 attacker's own rows, which the run trained on, are in all. Where the attacker saw the model of earlier rounds too, their
@@ -21,19 +21,19 @@ Attacks", ICML 2024, Eq. 2 to 4 with gamma = 2): how many background rows z the 
 
 which needs fewer shadow models. It is among the figures.
 
-A silo has the released model, and each round's where silos are sent the true one. Under CGD it has the displacement
-that all participants share, while others' confined starts stay unknown. With dp-noise the models are seen all the same,
-and noise bounds what they say of membership; shadow models are trained with as much noise.
+A silo has the released model, and each round's where silos receive the true one. Under CGD it has the displacement that
+all participants share, while others' confined starts stay unknown. With dp-noise the models are seen all the same, and
+noise bounds what they reveal of membership; shadow models are trained with as much noise.
 
 **A bound of epsilon from one run** (Steinke, Nasr, Jagielski: "Privacy Auditing with One (1) Training Run", NeurIPS
-2023). Candidates are drawn in pairs of one label, a member and another. Where rows were dealt to silos and to test at
-random, as `test-fraction` deals them, either of a pair was as likely to be the member. So each pair is a fair coin, and
-the half of them whose losses are furthest apart are guesses of coins (`evidence.intervals.least_epsilon`). The bound
-goes by the loss at the model held alone, as shadow models with the stated noise hide a run that has none.
+2023). Candidates are drawn in pairs of one label, a member and another. Where rows were assigned to silos and to test
+at random, as by `test-fraction`, either of a pair was as likely to be the member. So each pair is a fair coin, and the
+half of them whose losses are furthest apart are guesses of coins (`evidence.intervals.least_epsilon`). The bound uses
+the loss at the attacker's model alone, as shadow models with the stated noise hide a run that has none.
 
-Where silos train alone, the attacker is the server that they show their final models to. This is what federation is
-compared with: a model of few rows tells more of each of them than one that all silos made together. Shadow models then
-train as one silo does, on halves of candidates and background rows, as the server has no rows.
+Where silos train alone, the attacker is the server, to which they show their final models. This is the comparison for
+federation: a model of few rows reveals more of each of them than a common model of all silos. Shadow models then train
+as one silo does, on halves of candidates and background rows, as the server has no rows.
 """
 
 import hashlib
@@ -59,18 +59,18 @@ from moretta.protocols.common.losses import Loss
 from moretta.protocols.common.targets import classes_of
 
 CANDIDATES = 100  # members, and as many others
-RANGES = 10  # of numbers, within which targets are taken for the same
+RANGES = 10  # of numbers; targets within one count as the same
 PAIRS, PAIRS_THOROUGH = 4, 32  # of shadow models
-SECONDS, SECONDS_THOROUGH = 5.0, 1200.0  # of an idle core, about, for training them all; steps are counted by it
-EARLIER = 3  # models of earlier rounds that are looked at too
+SECONDS, SECONDS_THOROUGH = 5.0, 1200.0  # of an idle core, about, for all training; they set the steps
+EARLIER = 3  # models of earlier rounds that are used too
 GAMMA = 2.0  # of RMIA
-RARE = 0.01  # the rate of false alarms at which hits are stated
+RARE = 0.01  # the rate of false alarms of the stated hits
 SEED = 23
-HELD = "held/"  # the model that the attacker holds at the end
+HELD = "held/"  # the attacker's model at the end
 
 
 def fits(run: PublicRun) -> str:
-    """Say why not."""
+    """Return why the attack cannot be tried; empty if it can."""
     if len(run.silos) < 2:
         return "there is one silo, and it knows its own rows"
     return no_training(run)
@@ -79,8 +79,8 @@ def fits(run: PublicRun) -> str:
 def candidates(truth: Truth, silo: str) -> tuple[Array, Array, NDArray[np.bool_], NDArray[np.int64]]:
     """Return x, y, which are a silo's, and the number of each one's pair; ordered by a hash of the rows.
 
-    The hash says nothing of membership. A pair is a row of each kind, with one label.
-    Raises `moretta.errors.ParameterError` where they share none.
+    The hash is independent of membership. A pair is a row of each kind, with one label. Raises
+    `moretta.errors.ParameterError` where they share none.
     """
     theirs, nobodys = truth.rows(silo), truth.others
     first, second = _same_labels(*_labels(theirs, nobodys, truth.run.task))
@@ -107,9 +107,9 @@ def _same_labels(theirs: Array, nobodys: Array) -> tuple[NDArray[np.int64], NDAr
 
 
 def _labels(theirs: Rows, nobodys: Rows, task: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the labels of both: classes, or in which range numbers lie, ranges having as many of theirs each.
+    """Return the labels of both: classes, or in which range numbers lie; each range has as many of theirs.
 
-    Of several numbers a row has a range each, which together are its label. What lies outside of all of theirs is -1.
+    With several numbers a row has a range each, which together are its label. Values outside all of theirs have -1.
     """
     if task == "classification":
         return classes_of(theirs.y), classes_of(nobodys.y)
@@ -123,7 +123,7 @@ def _labels(theirs: Rows, nobodys: Rows, task: str) -> tuple[NDArray[np.int64], 
 
 
 def gather(truth: Truth) -> Given:
-    """Give the first silo its model, what it saw of earlier ones, its rows, background rows, and candidates."""
+    """Return the first silo's model, its view of earlier ones, its rows, background rows, and candidates."""
     silo, shown = truth.run.silos[0], exposure(truth.run)
     x, y, *_ = candidates(truth, truth.run.silos[1])
     if shown.holding:
@@ -149,7 +149,7 @@ def _arrays(held: Tensors, candidates: Rows, own: Rows, known: Rows) -> dict[str
 
 
 def attack(case: Case) -> Claim:
-    """Claim a score of each candidate by the model held at the end, by all models seen, and by their loss alone."""
+    """Claim a score of each candidate by the attacker's final model, by all models seen, and by their loss alone."""
     shown, begin = exposure(case.run), shadows.start_of(case.model(), SEED)
     held = {**begin, **under(HELD, case.arrays)}
     earlier = shown.sent(case, next(iter(case.views)), held) if shown.sent and case.views else {}
@@ -165,8 +165,8 @@ def attack(case: Case) -> Claim:
 def ratios(case: Case, plan: TrainingPlan, begin: Tensors, held: Sequence[Tensors], parts: Sequence[float]) -> Claim:
     """Claim likelihood ratios of the case's candidates ``x`` and ``y``, of which ``known/`` and ``own/`` are others.
 
-    begin: what shadow models begin with. held: the models to look at, the last one that of the end; parts: how far the
-    run was at the others.
+    begin: the start of shadow models. held: the attacked models, the last one from the end; parts: the run's progress
+    at the others.
     """
     run, model, program = case.run, case.model(), bool(case.architecture.program)
     x, y = (np.concatenate([case.arrays[key], case.arrays[f"known/{key}"]]) for key in ("x", "y"))
@@ -218,7 +218,7 @@ def likelihood_ratio(phi: Array, shadows: Array, inside: NDArray[np.bool_]) -> F
 
 
 def robust_ratio(phi: Array, shadows: Array, count: int, loss: str) -> Floats:
-    """Return of each of the first `count` rows from what part of the others it stands out by `GAMMA`.
+    """Return for each of the first `count` rows the part of the others from which it stands out by `GAMMA`.
 
     phi: [rows], as of `moretta.audit.evidence.shadows.confidence`. shadows: [models, rows], the same of shadow models.
     """
@@ -234,7 +234,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
 
 
 def told_apart(claim: Claim, truth: Truth, silo: str, who: str) -> AttackResult:
-    """Return the finding of claimed ratios. silo: whose rows are looked for. who: begins the sentence."""
+    """Return the finding of claimed ratios. silo: the attacked one. who: begins the sentence."""
     *_, member, pair = candidates(truth, silo)
     area, interval = auc(claim["score"][member], claim["score"][~member])
     models, shadows, steps = (int(number) for number in claim["models"])
@@ -302,7 +302,7 @@ ATTACK = Attack(
 
 
 def gather_alone(truth: Truth) -> Given:
-    """Give the server the model of the first silo, which trained alone, background rows, and candidates."""
+    """Return the server's model of the first silo, which trained alone, background rows, and candidates."""
     silo, known = truth.run.silos[0], truth.background
     x, y, *_ = candidates(truth, silo)
     rows, model = Rows(x, y), truth.final(f"models/{silo}.safetensors")
@@ -315,7 +315,7 @@ def gather_alone(truth: Truth) -> Given:
 
 
 def attack_alone(case: Case) -> Claim:
-    """Claim as `attack`, of the model that one silo made."""
+    """Claim as `attack`, of one silo's model."""
     begin = shadows.start_of(case.model(), SEED)
     plan = shadows.plan_of(case.run, case.run.silos[0])
     return ratios(case, plan, begin, [{**begin, **under(HELD, case.arrays)}], [])

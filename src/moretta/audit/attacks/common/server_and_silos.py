@@ -1,15 +1,15 @@
-"""The server and all silos but one subtract what they know from the sum: what is left is the last silo's upload.
+"""The server and all silos but one subtract what they know from the sum: the rest is the last silo's upload.
 
 Derivation: the secure sum is M = sum_k N_k g_k / N over the rows N_k of each silo's batch, and the server sees it. With
 the g_k of the colluding silos it has
 
     g_v = (N M - sum_{k != v} N_k g_k) / N_v
 
-exactly, up to the ring's steps, whatever the masks. That follows from the sum itself, so no secure sum prevents it. The
-server works M out from its recorded messages; a silo computes its own g_k again from its rows and the model it was
-sent, with the dropout and the crops that it drew in that round. With one silo fewer on their side they have only the
-weighted mean of two uploads. Under PBPFL g is the gradient of the noisy loss at the noisy model, from which the
-server's key goes on to the true one; under cross-entropy a silo computes it from what the server answered it.
+exactly, up to the ring's steps, under all masks. That follows from the sum itself, so no secure sum prevents it. The
+server computes M from its recorded messages. A silo recomputes its own g_k from its rows and the received model, with
+the dropout and the crops of that round. With one silo fewer on their side they have only the weighted mean of two
+uploads. Under PBPFL g is the gradient of the noisy loss at the noisy model, which the server's key turns into the true
+one; under cross-entropy a silo computes it from the server's answer.
 """
 
 from typing import Any
@@ -24,11 +24,11 @@ from moretta.audit.evidence.truth import Truth
 from moretta.audit.evidence.uploads import first_rounds, gradient_of, of_round, rows_of
 from moretta.contract.roles import over, under
 
-ROUNDS = 10  # the first so many
+ROUNDS = 10  # only the first ones
 
 
 def fits(run: PublicRun) -> str:
-    """Say why not."""
+    """Return why the attack cannot be tried; empty if it can."""
     if not run.masked:
         return "uploads are in the clear; the server needs nobody's help to read one"
     if run.setting("dp-noise"):
@@ -39,7 +39,7 @@ def fits(run: PublicRun) -> str:
 
 
 def gather(truth: Truth) -> Given:
-    """Give the server's view, and what each colluder computes from its own rows."""
+    """Return the server's view, and the colluders' gradients, computed from their own rows."""
     run, counted = truth.run, first_rounds(truth, ROUNDS, least=2)
     victim = max(run.silos, key=lambda silo: sum(silo in silos for silos in counted.values()))  # the first such
     rounds = [number for number, silos in counted.items() if victim in silos]
@@ -58,10 +58,7 @@ def gather(truth: Truth) -> Given:
 
 
 def attack(case: Case) -> Claim:
-    """Claim the victim's gradient by round, and what one colluding silo fewer would take for it.
-
-    others: [rounds], how many silos subtracted theirs.
-    """
+    """Claim the victim's gradient by round, and that of one colluding silo fewer. others: [rounds], colluders."""
     run, victim = case.run, case.run.silos[int(case.arrays["victim"])]
     prefix = exposure(run).prefix
     found_by: dict[str, list[Any]] = {"alone": [], "pair": [], "mean": [], "others": []}
@@ -97,7 +94,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     sentence += f"{to_error(middle['alone'])}, with one silo fewer {to_error(middle['pair'])}"
     return AttackResult(
         "1 - relative error of the gradient, median over rounds",
-        *of_units(errors["alone"], errors["mean"]),  # the mean can be taken for it without a colluder
+        *of_units(errors["alone"], errors["mean"]),  # the mean is a guess without a colluder
         sentence=sentence,
         figures={
             "relative_error": middle["alone"],

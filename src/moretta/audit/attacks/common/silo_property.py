@@ -1,14 +1,14 @@
 """A property of the other silos, the balance of their labels, from the steps between rounds' models.
 
-Property inference (Melis et al., S&P 2019), by way of the head's bias. Under plain gradient steps at the rate a, a
-silo sees W_t and W_{t+1} and so the mean gradient of all rows, g = (W_t - W_{t+1}) / a. It knows N_k, all silos' rows
-in the round, and its own part. The rest are the others' rows, whose gradient in the head's bias is
+Property inference (Melis et al., S&P 2019), by way of the head's bias. Under plain gradient steps at the rate a, a silo
+sees W_t and W_{t+1} and so the mean gradient of all rows, g = (W_t - W_{t+1}) / a. It knows N_k, all silos' rows in the
+round, and its own part. The rest are the others' rows, whose gradient in the head's bias is
 
     g_others = (N g - N_own g_own) / (N - N_own) = mean over others' rows of (q - t),
 
 where q are the outputs under mse, or their softmax under cross-entropy, and t is the label's target; T has a column for
-each label. For the mean of q over a label's rows the silo takes that over rows it knows, Q. With s the labels' shares
-among the others
+each label. The silo estimates the mean of q over a label's rows by that over rows it knows, Q. With s the labels'
+shares among the others
 
     (Q - T) s = g_others,   sum s = 1,   s >= 0
 
@@ -16,13 +16,13 @@ is, over all rounds, a least-squares problem with an unknown for each label. s i
 these rounds, so each silo counts by its batch. For numeric targets the mean of q over known rows gives the others' mean
 target at once.
 
-The error |s^ - s|_1 / 2 is compared with guesses that need no model. The others are as the silo itself, the background
-rows, the mean of both, or the background less the silo's own rows; or they have equal shares of each label.
+The error |s^ - s|_1 / 2 is compared with guesses that need no model. The others may equal the silo itself, the
+background rows, the mean of both, or the background less the silo's own rows; or they have equal shares of each label.
 Chance is the best of these, though the silo cannot know which is best. The interval is a bootstrap over rounds, moved
-to lie about the error that was found, as resampling adds error.
+to lie about the measured error, as resampling adds error.
 
-Under PBPFL a silo first takes the offset off the head (`attacks.pbpfl.exposure.without_offset`). Under cross-entropy a
-number common to all outputs stays open; it moves no softmax, and a gradient, whose entries sum to 0, shows it.
+Under PBPFL a silo first removes the offset from the head (`attacks.pbpfl.exposure.without_offset`). Under cross-entropy
+a number common to all outputs stays open; it moves no softmax, and a gradient, whose entries sum to 0, shows it.
 """
 
 from typing import Any
@@ -41,9 +41,9 @@ from moretta.audit.evidence.uploads import rows_of, survivors
 from moretta.contract.roles import under
 from moretta.errors import ParameterError
 
-ROUNDS = 20  # the last so many
+ROUNDS = 20  # only the last ones
 DRAWS = 400  # of rounds with replacement, for the interval
-SURE = 1e3  # how much more than an equation of a round it counts that shares add up to 1
+SURE = 1e3  # weight of "shares add up to 1" beside an equation of a round
 SEED = 29
 SMALL = 1e-300
 OWN = "own/"
@@ -52,7 +52,7 @@ MODEL = "model/"
 
 
 def fits(run: PublicRun) -> str:
-    """Say why not."""
+    """Return why the attack cannot be tried; empty if it can."""
     if len(run.silos) < 2:
         return "there is one silo, and no others to learn of"
     if not run.head_bias:
@@ -69,7 +69,7 @@ def fits(run: PublicRun) -> str:
 
 
 def gather(truth: Truth) -> Given:
-    """Give the first silo its view, its rows, the batches it used of them, and background rows."""
+    """Return the first silo's view, its rows, the batches it used of them, and background rows."""
     silo, run, shown = truth.run.silos[0], truth.run, exposure(truth.run)
     rounds = truth.recorded[-ROUNDS:]
     own, known = truth.rows(silo), truth.background
@@ -108,7 +108,7 @@ def attack(case: Case) -> Claim:
 
 
 def _models(case: Case) -> Models:
-    """Return the models of the rounds, by round: given whole, or of the silo's view."""
+    """Return the models of the rounds, by round: whole ones, or of the silo's view."""
     models = Models()
     for key, value in under(MODEL, case.arrays).items():
         number, _, name = key.partition("/")
@@ -122,7 +122,7 @@ def _models(case: Case) -> Models:
 
 
 def _equations(case: Case, network: Any, at: Any, after: Any, number: int) -> tuple[Floats, Floats]:
-    """Return Q - T, [outputs, labels], and g_others, [outputs]; of numeric targets the mean of q in the place of Q."""
+    """Return Q - T, [outputs, labels], and g_others, [outputs]; for numeric targets the mean of q instead of Q."""
     run, index = case.run, case.arrays[f"{OWN}{number}"]
     rate = run.optimizer.rate(number, run.rounds)
     everybodys = (at[run.head_bias].astype(np.float64) - after[run.head_bias].astype(np.float64)) / rate
@@ -134,19 +134,19 @@ def _equations(case: Case, network: Any, at: Any, after: Any, number: int) -> tu
         outputs = outputs_at(network, tensors(at), torch.tensor(x)).double()
     q = np.asarray((outputs if run.loss == "mse" else outputs.softmax(dim=1)).numpy())
     total = sum(rows_of(run, silo, number) for silo in run.silos)
-    own = (q[index] - targets[index]).sum(axis=0)  # the silo's own rows stand first
+    own = (q[index] - targets[index]).sum(axis=0)  # the silo's own rows are first
     others = (total * everybodys - own) / (total - len(index))
     if run.task != "classification":
         return q.mean(axis=0), others
     labels = labels_of(targets)
     which = np.argmax((targets[:, None] == labels).all(axis=2), axis=1)
-    # Of a label without a known row it is not known how the model answers; then as it does on average.
+    # A label without a known row has an unknown answer of the model; the average replaces it.
     means = [q[which == k].mean(axis=0) if np.any(which == k) else q.mean(axis=0) for k in range(len(labels))]
     return (np.array(means) - labels).T, others
 
 
 def labels_of(targets: Floats) -> Floats:
-    """Return T, the targets that labels have, [labels, outputs]: unit vectors, or of one output its values."""
+    """Return T, the targets of labels, [labels, outputs]: unit vectors, or for one output its values."""
     return np.eye(targets.shape[1]) if targets.shape[1] > 1 else np.unique(targets, axis=0)
 
 
@@ -165,7 +165,7 @@ def _mean(means: Floats, vectors: Floats) -> Floats:
 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
-    """Compare with the others' rows, and with the best guess that takes no model. The interval is over rounds."""
+    """Compare with the others' rows, and with the best guess without a model. The interval is over rounds."""
     run, known = truth.run, truth.background
     own = as_outputs(truth.rows(run.silos[0]).y, run.outputs)
     used = [(silo, truth.batch(silo, int(number))) for silo in run.silos[1:] for number in claim["rounds"]]
@@ -206,7 +206,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
 def _guesses(own: Floats, known: Floats, flat: Floats, rows: int, others: int, *, counted: bool) -> dict[str, Floats]:
     """Return guesses of the others' property that need no model, by their description.
 
-    own, known: the property of such rows. flat: that of knowing nothing. rows, others: how many are own and others'.
+    own, known: the property of such rows. flat: that of no knowledge. rows, others: the number of own and others'.
     """
     left = (known * (rows + others) - own * rows) / others
     if counted:

@@ -1,1 +1,1 @@
-"""What FedSGD, FedAvg, FedProx, local and centralised training show to attacks that fit several protocols."""
+"""Exposure of FedSGD, FedAvg, FedProx, local and centralised training to attacks that fit several protocols."""

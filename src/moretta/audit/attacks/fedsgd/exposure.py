@@ -16,7 +16,7 @@ GRADIENTS = BATCHES | {"labels-from-head", "server-and-silos", "silo-property"}
 
 
 def sent(case: Case, silo: str, base: Tensors) -> Models:
-    """Return the models that a silo is sent."""
+    """Return the models that a silo receives."""
     return {n: {**base, **message.parameters} for n, message in case.last_of_each_round(silo, TrainOn).items()}
 
 

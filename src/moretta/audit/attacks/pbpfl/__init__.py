@@ -1,1 +1,1 @@
-"""Attacks on PBPFL, and what it shows to those that fit several protocols."""
+"""Attacks on PBPFL, and its exposure to attacks that fit several protocols."""

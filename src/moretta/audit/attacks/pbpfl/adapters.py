@@ -1,13 +1,13 @@
 """A silo multiplies an adapter's two matrices, and has the true product in each round of PBPFL.
 
-An adapter adds B A x to what a frozen layer gives. Silos are sent the frozen layer as it is, so no scale stands before
-A or behind B (`moretta.protocols.pbpfl.scales`). One scale a rank and an order of ranks are left, and both cancel:
+An adapter adds B A x to a frozen layer's output. Silos receive the frozen layer unchanged, so no scale stands before A
+or behind B (`moretta.protocols.pbpfl.scales`). One scale per rank and an order of ranks are left, and both cancel:
 
     A^ = P diag(s) A,   B^ = B diag(1 / s) P^T,   B^ A^ = B A.
 
-With every round's product a silo has the true step of the product too. Which matrices belong together follows from the
-architecture: a scale multiplies the rows of one and divides the columns of the other. Where the base trains as well,
-scales stand before A and behind B, and the product is that of no true matrices.
+With every round's product a silo has the true step of the product too. The architecture shows which matrices belong
+together: a scale multiplies the rows of one and divides the columns of the other. Where the base trains as well, scales
+stand before A and behind B, and the product is that of no true matrices.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,11 +25,11 @@ from moretta.errors import ParameterError
 from moretta.protocols.pbpfl.messages import TrainOn
 from moretta.protocols.pbpfl.scales import ScalePlan
 
-ROUNDS = 20  # the last so many
+ROUNDS = 20  # only the last ones
 
 
 def gather(truth: Truth) -> Given:
-    """Give a silo its view. Raises `moretta.errors.ParameterError` where nothing is frozen, or no adapter trains."""
+    """Return a silo's view. Raises `moretta.errors.ParameterError` where nothing is frozen, or no adapter trains."""
     if not truth.frozen:
         raise ParameterError("no parameter is frozen, so that scales stand before and behind each layer")
     plan, silo, rounds = plan_of(truth), truth.run.silos[0], truth.recorded[-ROUNDS:]
@@ -39,7 +39,7 @@ def gather(truth: Truth) -> Given:
 
 
 def pairs(plan: ScalePlan) -> Iterator[tuple[str, str, bool]]:
-    """Yield the names of A and B for each two matrices that one scale a rank joins, and if they have no other scale."""
+    """Yield the names of A and B for each two matrices that one scale per rank joins, and if it is their only scale."""
     for first, a in plan.parameters.items():
         for second, b in plan.parameters.items():
             if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1] or second == plan.head.weight:
@@ -52,7 +52,7 @@ def pairs(plan: ScalePlan) -> Iterator[tuple[str, str, bool]]:
 
 
 def _along(plan: ScalePlan, term: Array, shape: tuple[int, ...], axis: int) -> NDArray[np.int64] | None:
-    """Return the place of the scale of each entry along an axis of a matrix; None if there is no one for each."""
+    """Return the place of the scale of each entry along an axis of a matrix; None if an entry has no single one."""
     places = np.broadcast_to(term % (2 * plan.free + 1), shape)
     first = places.take(0, axis=1 - axis)
     same = bool((places == np.expand_dims(first, 1 - axis)).all()) and bool((first < 2 * plan.free).all())
@@ -60,7 +60,7 @@ def _along(plan: ScalePlan, term: Array, shape: tuple[int, ...], axis: int) -> N
 
 
 def adapters(plan: ScalePlan) -> list[tuple[str, str]]:
-    """Return the names of A and B of each adapter; of each two matrices that a scale joins where none is an adapter."""
+    """Return the names of A and B of each adapter; without adapters, of each two matrices that a scale joins."""
     joined = list(pairs(plan))
     return [(a, b) for a, b, alone in joined if alone] or [(a, b) for a, b, _ in joined]
 
@@ -81,7 +81,7 @@ def attack(case: Case) -> Claim:
 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
-    """Compare with the true products by round, leaving out rounds where those are 0, as before the first step."""
+    """Compare with the true products by round, except in rounds where those are 0, as before the first step."""
     joined, errors = adapters(plan_of(truth)), list[float]()
     for number in sorted({int(name.partition("/")[0]) for name in claim}):
         true = products(joined, truth.parameters(number))

@@ -1,7 +1,7 @@
 """The canonical form of a network: the same for all networks that differ by PBPFL's scales and permutations alone.
 
-A model's scales s, and which entries they multiply or divide, follow from its architecture and are public
-(`moretta.protocols.pbpfl.scales`). An attacker is given them, as an exported program cannot be solved. Of all networks
+A model's scales s, and the entries that they multiply or divide, follow from its architecture and are public
+(`moretta.protocols.pbpfl.scales`). An attacker receives them, as an exported program cannot be solved. Of all networks
 R o W the canonical one is the smallest:
 
     minimise over x = log s:    |R(x) o W|^2 - 2 sum_k c_k x_k,
@@ -12,7 +12,7 @@ replaced by R(x0) o W its minimiser moves by -x0, and R(x) o W stays. Channels a
 by the assignment of least squared distance, block by block, first by what no permutation of other blocks changes. Where
 channels have signs, distances are those of absolute values, and each sign is then that of the product with the other.
 
-The head's offset, one number to all entries of a row, would spoil the scales of its inputs: `trunk` leaves it out.
+The head's offset, one number added to all entries of a row, would spoil the scales of its inputs: `trunk` omits it.
 """
 
 import copy
@@ -35,21 +35,21 @@ from moretta.protocols.pbpfl.patterns import Pattern, Positions, Shuffle
 from moretta.protocols.pbpfl.scales import ScalePlan
 
 PLAN = "plan"  # in the names of arrays
-SWEEPS = 30  # of bringing each channel into balance, all at once
-STEPS = 60  # of Newton at most; a few are enough
-MOST_NEWTON = 1500  # free scales: more have too large a Hessian, and more sweeps instead
-LARGEST = 40.0  # of |x|: where W has no smallest form, such as a channel that is cut off
-CLOSE = 1e-12  # of the balance, against the norm of the tensors
-SETTLED = 3  # rounds of assignments, each with the others' of the one before
+SWEEPS = 30  # of balancing each channel, all at once
+STEPS = 60  # of Newton, the most; a few are enough
+MOST_NEWTON = 1500  # free scales: more have too large a Hessian, and get more sweeps instead
+LARGEST = 40.0  # of |x|: W has no smallest form beyond it, as with a channel that is cut off
+CLOSE = 1e-12  # of the balance, relative to the norm of the tensors
+SETTLED = 3  # rounds of assignments, each with the others' of the previous one
 
 Named = Mapping[str, Floats]
 
 
 @lru_cache(maxsize=1)
 def plan_of(truth: Truth) -> ScalePlan:
-    """Return which scales and permutations a run's model has, as every silo can work it out from its own copy.
+    """Return the scales and permutations of a run's model, which every silo can compute from its own copy.
 
-    Raises `moretta.errors.ParameterError` where the plan cannot be worked out.
+    Raises `moretta.errors.ParameterError` where the plan cannot be computed.
     """
     model, run = copy.deepcopy(truth.federation.model), truth.run
     sample = torch.zeros_like(torch.tensor(truth.rows(run.silos[0]).x[:1]).repeat(2, *(1 for _ in run.shape)))
@@ -62,13 +62,13 @@ def plan_of(truth: Truth) -> ScalePlan:
 
 
 def structure(plan: ScalePlan) -> dict[str, Array]:
-    """Return what is public of a plan's parameters as arrays, for `plan_from`."""
+    """Return the public part of a plan's parameters as arrays, for `plan_from`."""
     plain = {
         "free": plan.free,
         "signs": plan.signs,
         "blocks": plan.blocks,
         "aliases": dict(plan.aliases),
-        "head": asdict(plan.head) | {"answers": ()},  # none, as no model runs on rows here
+        "head": asdict(plan.head) | {"answers": ()},  # empty, as no model runs on rows here
         "parameters": {
             name: [pattern.shape, len(pattern.follows), [shuffle.axis for shuffle in pattern.shuffles]]
             for name, pattern in plan.parameters.items()
@@ -83,7 +83,7 @@ def structure(plan: ScalePlan) -> dict[str, Array]:
 
 
 def plan_from(arrays: Mapping[str, Array]) -> ScalePlan:
-    """Return the plan that `structure` gave, without buffers."""
+    """Return the plan of a result of `structure`, without buffers."""
     plain = json.loads(arrays[PLAN].tobytes())
     parameters = {}
     for name, (shape, terms, axes) in plain["parameters"].items():
@@ -145,7 +145,7 @@ class _Balance:
         self._used = (up > 0) | (down > 0)
 
     def _signed(self, place: NDArray[np.int64]) -> tuple[NDArray[np.int64], Floats]:
-        """Return the scale of each place, 0 for the 1, and the sign of its exponent, 0 for what has no size."""
+        """Return the scale of each place, 0 for the 1, and the sign of its exponent, 0 for those without size."""
         sign = np.where(place < self._free, 1.0, -1.0) * (place < 2 * self._free)
         sign *= self._sized[place % max(self._free, 1)]
         return np.where(sign != 0, place % max(self._free, 1), 0), sign
@@ -157,7 +157,7 @@ class _Balance:
         return self._square * np.exp(2.0 * np.clip(exponent, -LARGEST * 4, LARGEST * 4))
 
     def _sums(self, x: Floats) -> tuple[Floats, Floats]:
-        """Return of each scale the sum of squares that are multiplied by it, and of those that are divided."""
+        """Return for each scale the sum of squares multiplied by it, and that of those divided by it."""
         values, up, down = self._values(x), np.zeros(self._free), np.zeros(self._free)
         for scale, sign in self._terms:
             up += np.bincount(scale, values * (sign > 0), self._free)[: self._free]
@@ -184,7 +184,7 @@ class _Balance:
         return x
 
     def _swept(self, x: Floats) -> Floats:
-        """Bring each channel into balance with the others held, and go half the way."""
+        """Balance each channel with the others fixed, and go half the way."""
         up, down = self._sums(x)
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(self._pull > 0, 1.0 / (self._size * up), down / up)
@@ -215,7 +215,7 @@ class _Balance:
 def matched(plan: ScalePlan, tensors: Named, like: Named, others: Named | None = None) -> dict[str, Floats]:
     """Return canonical tensors with their channels in the order of another network's, and with its signs.
 
-    others: what to turn as `tensors` are, such as a step; None: these themselves.
+    others: tensors to turn like `tensors`, such as a step; None for these themselves.
     """
     moved = order(plan, tensors, like)
     factors = _turned(plan, ordered(plan, tensors, moved), like)
@@ -224,7 +224,7 @@ def matched(plan: ScalePlan, tensors: Named, like: Named, others: Named | None =
 
 
 def _turned(plan: ScalePlan, tensors: Named, like: Named) -> Floats:
-    """Return the factors by which channels of `tensors` have the signs of `like`: 1 or -1 for each of them.
+    """Return the factors, 1 or -1, by which channels of `tensors` have the signs of `like`.
 
     A sign is that of the sum of products over its entries whose other sign is known, sweep by sweep.
     """
@@ -244,7 +244,7 @@ def _turned(plan: ScalePlan, tensors: Named, like: Named) -> Floats:
 
 
 def order(plan: ScalePlan, tensors: Named, like: Named) -> NDArray[np.int64]:
-    """Return for each moving channel of `like` the channel of `tensors` that is nearest to it, one each."""
+    """Return for each moving channel of `like` the nearest channel of `tensors`, one each."""
     if plan.signs:
         tensors, like = ({name: np.abs(value) for name, value in named.items()} for named in (tensors, like))
     starts = np.cumsum([0, *plan.blocks])
@@ -255,7 +255,7 @@ def order(plan: ScalePlan, tensors: Named, like: Named) -> NDArray[np.int64]:
     for _ in range(SETTLED):
         before = moved.copy()
         for block in blocks:
-            # Each channel's entries stand in the order that was found so far for the other blocks.
+            # Each channel's entries have the current order of the other blocks.
             nearest = _assigned(plan, block, ordered(plan, tensors, moved), like, still=False)
             moved[block.start : block.stop] = moved[nearest]
         if np.array_equal(before, moved):
@@ -294,7 +294,7 @@ def _positions(shuffle: Shuffle, block: range) -> NDArray[np.int64]:
 
 
 def _slices(value: Floats, axis: int, rows: NDArray[np.int64], alone: bool) -> Floats:
-    """Return what belongs to each channel, [channels, entries]; sorted unless the tensor has no other moving axis."""
+    """Return each channel's entries, [channels, entries]; sorted unless the tensor has no other moving axis."""
     taken = np.moveaxis(value, axis, 0)[rows].reshape(len(rows), -1)
     return taken if alone else np.sort(taken, axis=1)
 

@@ -1,17 +1,17 @@
-"""A silo brings the released model into canonical form, and has the true model up to the order of its channels.
+"""A silo computes the canonical form of the released model, and has the true model up to the order of its channels.
 
-The release is R o W, permuted, without an offset (`practical.md`, section III-D). R leaves the function as it is, and
+The release is R o W, permuted, without an offset (`practical.md`, section III-D). R leaves the function unchanged, and
 so does every other member of its group: of all networks R' o W the smallest is the same for the release and for W
-(`attacks.pbpfl.canonical`). What the key keeps from a silo is which of these equal networks the server trained.
+(`attacks.pbpfl.canonical`). The key hides from a silo only which of these equal networks the server trained.
 
 **Steps** (`STEPS`). A silo follows the model's steps below the head, although scales and channels are drawn afresh
 every round. W^(t) = P_t (R_t o W(t)) has the canonical form of W(t) (`attacks.pbpfl.canonical`). One step moves a
 channel little compared to the distance between channels, so the assignment of least squared distance matches those of
 two consecutive rounds. The difference is the server's step in canonical form: the part of it that changes the function.
-The head is left out, as its rows hold an unknown offset.
+The head is omitted, as its rows hold an unknown offset.
 
-The result shows beside it the cosine of the plain difference of two noisy models with the step. It does so under the
-run's keys, under fresh scales with channels in their places, and with scales that stay for the next round as well.
+The result also has the cosine of the plain difference of two noisy models with the step: under the run's keys, under
+fresh scales with channels in their places, and with scales that stay for the next round.
 """
 
 from collections.abc import Sequence
@@ -41,12 +41,12 @@ from moretta.protocols.pbpfl.messages import TrainOn
 from moretta.protocols.pbpfl.scales import ScaleKey, ScalePlan
 
 SAME = 0.999999  # cosine
-ROWS = 256  # at most, on which the function is compared
-CHANCE_SEED = 20230711  # of the network that has the means and deviations of the true one's tensors alone
+ROWS = 256  # the most for the comparison of functions
+CHANCE_SEED = 20230711  # of the network with the means and deviations of the true one's tensors alone
 
 
 def gather(truth: Truth) -> Given:
-    """Give a silo the release."""
+    """Return the release for a silo."""
     return Given(
         views={truth.run.silos[0]: ()},
         arrays=over("released/", truth.final("released.safetensors")) | structure(plan_of(truth)),
@@ -65,10 +65,10 @@ def attack(case: Case) -> Claim:
 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
-    """Compare with the canonical form of the true model: the cosine; chance is what another network has.
+    """Compare with the canonical form of the true model: the cosine; chance is another network's.
 
-    There is one release, and nothing in it to draw again: the interval says how near to 1 a cosine comes by luck, as
-    that of one relative error does (`of_errors`).
+    There is one release, without anything to draw again: the interval is how near to 1 a cosine is by luck, as for one
+    relative error (`of_errors`).
     """
     plan, held = plan_of(truth), truth.final()
     true = canonical(plan, whole(plan, held))
@@ -113,18 +113,18 @@ RELEASED = Attack(
 )
 
 
-ROUNDS = 11  # the last so many that have a neighbour
+ROUNDS = 11  # only the last ones with a neighbour
 MOST_ENTRIES = 20_000_000  # of all steps together
 
 
 def fits_steps(run: PublicRun) -> str:
-    """Say why not."""
+    """Return why the attack cannot be tried; empty if it can."""
     pairs = [number for number in run.training if number + 1 in run.training]
     return no_head(run) or ("" if pairs else "no two rounds in a row were recorded")
 
 
 def gather_steps(truth: Truth) -> Given:
-    """Give the first silo its view."""
+    """Return the first silo's view."""
     silo, recorded = truth.run.silos[0], truth.recorded
     rounds = [number for number in recorded if {number - 1, number + 1} & set(recorded)][-ROUNDS:]
     return Given(
@@ -158,8 +158,8 @@ def step_of(plan: ScalePlan, before: Tensors, after: Tensors) -> tuple[Named, Na
 def likeness(plan: ScalePlan, claimed: tuple[Named, Named], true: tuple[Named, Named]) -> tuple[float, float]:
     """Return the cosine of a claimed step with the true one, and with the true one's rows in random order.
 
-    claimed, true: as `step_of` returns them. All steps on one kind of data have something in common, such as the
-    inputs. With rows in random order only that is left, so it is what guessing scores.
+    claimed, true: as of `step_of`. All steps on one kind of data share something, such as the inputs. With rows in
+    random order only that is left, so it is the score of guessing.
     """
     step = matched(plan, claimed[0], true[0], claimed[1])
     generator = np.random.Generator(np.random.PCG64(0))
@@ -204,8 +204,7 @@ def _short(cosine: float) -> str:
 def plainly(plan: ScalePlan, models: Sequence[Tensors], keys: Sequence[ScaleKey]) -> tuple[float, float, float]:
     """Return the cosine of a plain difference of two noisy models with the step, below the head.
 
-    keys: of the two rounds. Under these, under their scales with channels in place, and under the first of
-    these twice.
+    keys: of the two rounds. Under these, under their scales with channels in place, and under the first twice.
     """
     still = plan.identity().permutations
     in_place = [ScaleKey(key.scales, still) for key in keys]

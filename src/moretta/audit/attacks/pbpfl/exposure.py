@@ -29,8 +29,8 @@ ATTACKS = frozenset({
 def recovered(truth: Truth, rounds: Mapping[int, Sequence[str]]) -> dict[str, Array]:
     """Return what the server recovers: by round and silo (of the sum: "sum") gradients, and the true model.
 
-    rounds: the silos whose uploads counted, by round; only theirs are recovered. Gradients are computed from the
-    rows: recovery is exact but for rounding. ``present/ROUND`` has whether each of the run's silos counted.
+    rounds: the silos whose uploads counted, by round; only theirs are recovered. Gradients are computed from the rows:
+    recovery is exact up to rounding. ``present/ROUND`` is whether each of the run's silos counted.
     """
     run, arrays = truth.run, dict[str, Array]()
     for number, silos in rounds.items():
@@ -78,11 +78,11 @@ def _along(truth: Truth, y: Array) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def without_offset(case: Case, silo: str) -> Models:
-    """Return the noisy models with the offset r taken off their heads, which a silo first works out.
+    """Return the noisy models without the offset r on their heads, which a silo first computes.
 
-    A noisy model without r has the true bias and the true outputs, whatever its scales. The offset r
-    is that of `head_offset` from labels, or of `softmax` under cross-entropy. There it is known up to a number common
-    to all outputs, which changes no softmax.
+    A noisy model without r has the true bias and the true outputs, for all scales. The offset r is that of
+    `head_offset` from labels, or of `softmax` under cross-entropy. There it is known up to a number common to all
+    outputs, which changes no softmax.
     """
     run, asks = case.run, case.last_of_each_round(silo, TrainOn)
     if run.loss == "mse":
@@ -96,7 +96,7 @@ def without_offset(case: Case, silo: str) -> Models:
         offsets = {
             number: differences(*sent[number], p)
             for number, p in softmax.items()
-            if len(p) > asks[number].parts.max()  # of fewer rows than parts the softmax does not follow
+            if len(p) > asks[number].parts.max()  # from fewer rows than parts the softmax does not follow
         }
     models = Models()
     for number, offset in offsets.items():

@@ -6,23 +6,23 @@ and r_a. The true outputs move little from one round to the next, so
     y^_n(t) - y^_n(t - 1)  ~  alpha_n(t) gamma(t) o r_a(t) - alpha_n(t - 1) gamma(t - 1) o r_a(t - 1)
 
 is, over all rows, outputs and consecutive rounds, a least-squares problem with one unknown for each part and round.
-Keys are fresh every round, which separates its two terms. To begin with, the label stands in for y.
+Keys are fresh every round, which separates its two terms. At first, the label replaces y.
 
-The true outputs do not move like white noise: a step moves all rows of a class alike. So once gamma is about right, the
-rows' covariance of the motion is estimated from the residuals, over rounds and outputs. The fit is repeated with its
-inverse for weights (feasible generalised least squares, Aitken 1935), so it rests on contrasts of rows in which the
-model stands still. `practical.md` (Lemma 7) counts the solutions of one row's equations in one round, but there are
-equations of all rows, outputs and rounds.
+The true outputs do not move like white noise: a step moves all rows of a class alike. So once gamma is approximately
+right, the rows' covariance of the motion is estimated from the residuals, over rounds and outputs. The fit is repeated
+with its inverse for weights (feasible generalised least squares, Aitken 1935), so it rests on contrasts of rows in
+which the model stands still. `practical.md` (Lemma 7) counts the solutions of one row's equations in one round, but
+there are equations of all rows, outputs and rounds.
 
 **Predictions** (`LEMMA_SEVEN`). `practical.md`, Lemma 7: with m >= 2 parts the probability that a silo obtains the true
-prediction is at most 1 / m; with m = 1 it is less than 1. Here the silo subtracts the offset that it fits from y^ of
-each recorded round and takes the largest output. The chance beside it is the lemma's 1 / m, or the share of the most
-frequent predicted class where that is more; for m = 1, where the lemma names no figure, it is that share. One gamma
-decides for all rows of a round, so rounds are the units and not rows. Under cross-entropy a silo also has the softmax
-of its batch (`attacks.pbpfl.softmax`), which is not used here.
+prediction is at most 1 / m; with m = 1 it is less than 1. Here the silo subtracts the fitted offset from y^ of each
+recorded round and takes the largest output. Chance is the lemma's 1 / m, or the share of the most frequent predicted
+class where that is more; for m = 1, where the lemma names no figure, it is that share. One gamma decides for all rows
+of a round, so rounds are the units and not rows. Under cross-entropy a silo also has the softmax of its batch
+(`attacks.pbpfl.softmax`), which is not used here.
 
 **Silos together** (`TOGETHER`). In a round all silos see the same W^, so the rows of all silos but one are more
-equations in the same m unknowns, and the covariance of what the fit leaves is over more rows. Two silos do not expose
+equations in the same m unknowns, and the covariance of the fit's residuals is over more rows. Two silos do not expose
 each other in this way, as neither sees an upload or a sum. That needs the server (`attacks.common.server_and_silos`).
 """
 
@@ -47,21 +47,21 @@ from moretta.protocols.pbpfl.messages import TrainOn
 from moretta.protocols.pbpfl.perturbation import Key
 from moretta.protocols.pbpfl.server import Server
 
-ROUNDS = 20  # the last so many
-ROWS = 512  # the first so many of a silo: the covariance is rows by rows
-SWEEPS = 5  # of weighing pairs of rounds anew, rows taken to be independent
+ROUNDS = 20  # only the last ones
+ROWS = 512  # of a silo, only the first ones: the covariance is rows by rows
+SWEEPS = 5  # of weighing pairs of rounds anew, with rows as independent
 WHITENED = 3  # more sweeps, with the rows' covariance
-LABEL = 0.1  # how much a label counts for y in the first sweeps, against the change of y between two rounds
-SHRINKAGE = 0.1  # of a covariance towards independent rows: it is estimated from fewer samples than there are rows
-TINY = 1e-300  # against a fit without any rest
+LABEL = 0.1  # weight of a label for y in the first sweeps, against the change of y between two rounds
+SHRINKAGE = 0.1  # of a covariance towards independent rows: its samples are fewer than the rows
+TINY = 1e-300  # against a fit without residuals
 
 
 @dataclass(frozen=True)
 class SeenHead:
     """What a silo sees of the head in T rounds.
 
-    noisy: y^, [T, rows, outputs]; alpha: [T, rows]; spread: r_a on part s, 0 elsewhere, [T, m, outputs];
-    rounds: their numbers, ascending.
+    noisy: y^, [T, rows, outputs]; alpha: [T, rows]; spread: r_a on part s, 0 elsewhere, [T, m, outputs]; rounds: their
+    numbers, ascending.
     """
 
     noisy: Floats
@@ -85,7 +85,7 @@ fits = first_of(no_head, no_training)
 
 
 def gather(truth: Truth) -> Given:
-    """Give the first silo its view and its own rows."""
+    """Return the first silo's view and its own rows."""
     silo, rounds = truth.run.silos[0], truth.recorded[-ROUNDS:]
     rows = truth.rows(silo).of(slice(ROWS))
     return Given(
@@ -97,7 +97,7 @@ def gather(truth: Truth) -> Given:
 
 
 def seen(case: Case, silo: str, x: NDArray[np.generic]) -> SeenHead:
-    """Return what a silo's view shows of the head, on rows x."""
+    """Return the head in a silo's view, on rows x."""
     asks, model = case.last_of_each_round(silo, TrainOn), case.model()
     rounds = sorted(asks)
     if not rounds:
@@ -196,14 +196,14 @@ def _solve(head: SeenHead, y: Floats, by_label: _Whitening, by_step: _Whitening,
 def _least_squares(matrix: Floats, vector: Floats) -> Floats:
     """Return the solution of normal equations, scaled to a diagonal of ones.
 
-    Weights of rounds may be many orders of magnitude apart, and the smallest would be taken for a lack of rank.
+    Weights of rounds may be many orders of magnitude apart, and the smallest would look like a lack of rank.
     """
     scale = np.sqrt(np.maximum(np.diagonal(matrix), np.finfo(np.float64).tiny))
     solution: Floats = np.linalg.lstsq(matrix / np.outer(scale, scale), vector / scale, rcond=None)[0] / scale
     return solution
 
 
-@lru_cache(maxsize=64)  # one audit long
+@lru_cache(maxsize=64)  # for one audit
 def key_of(truth: Truth, number: int) -> Key:
     """Return the server's key of a round, for scorers."""
     server = cast(Server, truth.roles(number).server)
@@ -247,7 +247,7 @@ GAMMA = Attack(
 
 
 def fits_classes(run: PublicRun) -> str:
-    """Say why not."""
+    """Return why the attack cannot be tried; empty if it can."""
     if run.outputs < 2:
         return "a model of one output predicts no class by its largest output"
     return fits(run)
@@ -267,7 +267,7 @@ def attack_classes(case: Case) -> Claim:
 
 
 def score_classes(claim: Claim, truth: Truth) -> AttackResult:
-    """Compare the rates of rows whose class was obtained with what guessing has in the same rounds."""
+    """Compare the rates of rows with the true class with those of guessing in the same rounds."""
     m = int(claim["parts"][0])
     x = truth.rows(truth.run.silos[0]).x[:ROWS]
     true = np.array([truth.outputs(truth.parameters(int(n)), x).argmax(axis=1) for n in claim["rounds"]])
@@ -308,11 +308,11 @@ LEMMA_SEVEN = Attack(
 )
 
 
-ROWS_TOGETHER = 2 * ROWS  # rows of all silos
+ROWS_TOGETHER = 2 * ROWS  # of all silos
 
 
 def fits_together(run: PublicRun) -> str:
-    """Say why not."""
+    """Return why the attack cannot be tried; empty if it can."""
     if run.loss != "mse":
         return "under cross-entropy a silo alone has the offset from the softmax of its batch"
     if len(run.silos) < 3:
@@ -321,7 +321,7 @@ def fits_together(run: PublicRun) -> str:
 
 
 def gather_together(truth: Truth) -> Given:
-    """Give all silos but the last their views and their own rows."""
+    """Return the views and own rows of all silos but the last."""
     silos, rounds = truth.run.silos[:-1], truth.recorded[-ROUNDS:]
     arrays = {}
     for silo in silos:

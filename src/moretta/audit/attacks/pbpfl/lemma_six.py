@@ -1,16 +1,16 @@
-"""A silo plays the game by which Feng et al. define the security of the noisy model, and wins.
+"""A silo wins the game by which Feng et al. define the security of the noisy model.
 
-`practical.md`, Definition 2 and Lemma 6: an adversary chooses W_0 and W_1, is given W^_b of one of them and is to guess
+`practical.md`, Definition 2 and Lemma 6: an adversary chooses W_0 and W_1, receives W^_b of one of them and must guess
 b; the paper claims that no algorithm does better than a coin. But R > 0 changes no sign and no rank, and permutations
-change only their order, so these invariants tell most pairs apart:
+change only their order, so these invariants distinguish most pairs:
 
     signs      how many entries of each row and column are positive or negative, sorted; of tensors that follow no sign
     rank       of each matrix, as diag(s) W diag(1 / s') has that of W
     canonical  the distance of canonical forms (`moretta.audit.attacks.pbpfl.canonical`)
 
 The true model of a round is one of the two. The other is a network drawn afresh with the same mean and deviation of
-every tensor, or the true one with some signs of one matrix flipped, or with one matrix of half its rank. They are given
-in the order of their hashes, which says nothing. The first invariant that differs decides. The head is left out.
+every tensor, or the true one with some signs of one matrix flipped, or with one matrix of half its rank. Their order is
+that of their hashes, which reveals nothing. The first invariant that differs decides. The head is omitted.
 """
 
 from collections.abc import Callable
@@ -31,11 +31,11 @@ from moretta.protocols.pbpfl.messages import TrainOn
 from moretta.protocols.pbpfl.scales import ScalePlan
 from moretta.secure_aggregation.keystream import digest_of
 
-ROUNDS = 8  # the last so many
+ROUNDS = 8  # only the last ones
 MOST_ENTRIES = 20_000_000  # of all candidates together
 FLIPPED = 0.1  # of the entries of a matrix
-SMALLEST = 1e-5  # of singular values that count, against the largest
-EQUAL = 1e-4  # distances of canonical forms that differ by less than rounding could make them are equal
+SMALLEST = 1e-5  # of counted singular values, relative to the largest
+EQUAL = 1e-4  # distances of canonical forms whose difference rounding could explain are equal
 INVARIANTS = ("signs", "rank", "canonical")
 
 Generator = np.random.Generator
@@ -79,13 +79,13 @@ def candidates(truth: Truth, number: int, kind: str) -> tuple[list[Tensors], int
     matrix = max(below, key=lambda name: true[name].size)
     seed = f"{number}/{kind}".encode()
     other = ALTERNATIVES[kind](true, matrix, np.random.Generator(np.random.PCG64(list(seed))))
-    # Each game has hashes of its own, or the true model's would stand in one place in all games of a round.
+    # Each game has its own hashes, or the true model's would have one place in all games of a round.
     both = sorted(((true, True), (other, False)), key=lambda candidate: sha256(seed + digest_of(candidate[0])).digest())
     return [tensors for tensors, _ in both], int(both[1][1])
 
 
 def gather(truth: Truth) -> Given:
-    """Give a silo its view, and of each round two candidates for the true model."""
+    """Return a silo's view, and for each round two candidates for the true model."""
     silo = truth.run.silos[0]
     size = sum(value.size for value in truth.parameters(truth.recorded[-1]).values())
     rounds = truth.recorded[-max(1, min(ROUNDS, MOST_ENTRIES // (2 * len(ALTERNATIVES) * size))) :]
@@ -130,13 +130,13 @@ def attack(case: Case) -> Claim:
 
 
 def _seen(plan: ScalePlan, tensors: Tensors) -> tuple[Named, Named]:
-    """Return what is below the head, as it is and in canonical form."""
+    """Return the tensors below the head, plain and in canonical form."""
     below = trunk(plan, tensors)
     return below, canonical(plan, below)
 
 
 def _distances(plan: ScalePlan, noisy: tuple[Named, Named], candidate: tuple[Named, Named]) -> list[float]:
-    """Return how far a noisy model is from a candidate, by each invariant."""
+    """Return the distance of a noisy model from a candidate, by each invariant."""
     below, form = candidate
     compared = [n for n in below if plan.parameters[n].scales(plan.free).isdisjoint(plan.signs)]
     signs = float(sum(np.abs(_signs(noisy[0][name]) - _signs(below[name])).sum() for name in compared))
@@ -159,23 +159,23 @@ def _rank(value: Array) -> int:
 
 
 def _guess(distances: Array) -> int:
-    """Return the nearer candidate by the first invariant that differs, the first of them where none does."""
+    """Return the nearer candidate by the first invariant that differs; the first one if none differs."""
     return next((int(two[1] < two[0]) for two, clear in zip(distances, _differ(distances), strict=True) if clear), 0)
 
 
 def _differ(distances: Array) -> NDArray[np.bool_]:
-    """Return whether each invariant tells the two candidates apart. distances: [..., 3, 2]."""
+    """Return whether each invariant distinguishes the two candidates. distances: [..., 3, 2]."""
     difference = np.abs(distances[..., 1] - distances[..., 0])
     return np.asarray(difference > np.array([0.0, 0.0, EQUAL]))
 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
-    """Count the games that were won."""
+    """Count the won games."""
     kinds = [list(ALTERNATIVES)[place] for place in claim["kinds"]]
     true = np.array([candidates(truth, int(n), kind)[1] for n, kind in zip(claim["rounds"], kinds, strict=True)])
     won, games = int((claim["guess"] == true).sum()), len(true)
     differ = _differ(claim["distances"])
-    # Definition 2: |Pr(Z_0) - Pr(Z_1)|, the rates of guesses of 1 where W^ was made of W_0 and of W_1.
+    # Definition 2: |Pr(Z_0) - Pr(Z_1)|, the rates of guesses of 1 where W^ is from W_0 and from W_1.
     advantage = abs(_rate(claim["guess"], true == 1) - _rate(claim["guess"], true == 0))
     alone = (claim["distances"][..., 1] < claim["distances"][..., 0]) == true[:, None].astype(bool)
     return AttackResult(
@@ -190,14 +190,14 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
             "games": float(games),
             "advantage": advantage,
             "undecided": float((~differ.any(axis=1)).mean()),
-            # An invariant by itself: a coin where it does not differ.
+            # A single invariant: a coin where it does not differ.
             **{n: float(np.where(differ[:, k], alone[:, k], 0.5).mean()) for k, n in enumerate(INVARIANTS)},
         },
     )
 
 
 def _rate(guesses: Array, among: Array) -> float:
-    """Return the rate of guesses of 1 in some games, a coin's in none."""
+    """Return the rate of guesses of 1 in some games, a coin's without any."""
     return float(guesses[among].mean()) if among.any() else 0.5
 
 

@@ -1,23 +1,23 @@
-"""A silo finds PBPFL's scales in the low bits of one noisy model: W lies on a lattice, and R W is rounded once.
+"""A silo reads PBPFL's scales in the low bits of one noisy model: W lies on a lattice, and R W is rounded once.
 
 W^ = round(R W) is a float of few bits, and so is W if it was drawn or kept as one. Divided by the true R, W^ lies
 within its rounding of a point of W's lattice; divided by another R, it lies anywhere between two points. If the
 rounding is at most h and points are d apart, it is that near by chance in a share min(1, 2 h / d) of cases, so many
-values tell the true factor from others. Three kinds of lattice are tried:
+values distinguish the true factor from others. Three kinds of lattice are tried:
 
     fused, plain    what PyTorch's `uniform_` draws between -b and b in float32: 2 b k / 2^24 - b for whole k, rounded
                     once, or after the product too where a machine does not fuse it with the sum; for the bounds b that
                     its layers and initialisers have
-    floats          float32 or float64 itself, for weights that were trained in it: it tells as much as W^ has more bits
-                    than R W would have had, somewhere between none and one a value
+    floats          float32 or float64 itself, for weights that were trained in it: it reveals as much as W^ has more
+                    bits than R W would have had, somewhere between none and one a value
 
-float32 weights, and initialisers with 24 random bits, leave few values for W; a wrong scale leaves W^ / R anywhere
-(as above). No label is needed, and no second round. It is a game, not a search: each scale has 64
-candidates within a percent of each other, one of them true, so the sizes of weights say nothing and their low bits
-decide. A search needs about 2^24 candidates for the first weight of a row, and fewer for each further one.
+float32 weights, and initialisers with 24 random bits, leave few values for W; a wrong scale leaves W^ / R anywhere (as
+above). No label is needed, and no second round. It is a game, not a search: each scale has 64 candidates within a
+percent of each other, one of them true, so the sizes of weights reveal nothing and their low bits decide. A search
+needs about 2^24 candidates for the first weight of a row, and fewer for each further one.
 
-Scales are taken from the input upwards, each with those below as they were found, as R = s_i / s_j has two. The order
-of channels is not attacked; s_i is the scale of the channel in place i of the noisy model.
+Scales are guessed from the input upwards, each with the guesses below it, as R = s_i / s_j has two. The order of
+channels is not attacked; s_i is the scale of the channel in place i of the noisy model.
 
 As a defence the server holds W in float64, sends R o W with fewer bits, and moves each tensor of the start by noise of
 a lattice's step (`moretta.protocols.common.modules`). Not measured here: rows of two rounds can be matched by
@@ -44,30 +44,30 @@ from moretta.protocols.pbpfl.messages import TrainOn
 from moretta.protocols.pbpfl.scales import ScaleKey, ScalePlan
 
 DRAWN = 24  # random bits of a float32
-BELIEVED = 0.99  # that a value is as its lattice has it
+BELIEVED = 0.99  # that a value follows its lattice
 SLACK = 2.0**-50  # relative, of R in float64
 
 
 def bits_of(values: Floats) -> int:
-    """Return with how many bits of mantissa all values can be written, 53 at the most."""
+    """Return the number of mantissa bits that suffices for all values, 53 at the most."""
     mantissa, _ = np.frexp(np.abs(values[values != 0]))
     joined = int(np.bitwise_or.reduce((mantissa * 2.0**53).astype(np.int64), initial=0))
     return 53 - ((joined & -joined).bit_length() - 1) if joined else 0
 
 
 def half_widths(values: Floats, bits: int) -> Floats:
-    """Return by how much each value may be off as it was rounded to so many bits of mantissa."""
+    """Return the largest rounding of each value to `bits` bits of mantissa."""
     return np.asarray(np.ldexp(1.0, np.frexp(values)[1] - bits - 1))
 
 
 def evidence_of(w: Floats, h: Floats, shape: tuple[int, ...], bits: int) -> Floats:
-    """Return the log of how much more likely values are on a lattice than anywhere, by candidate: the best lattice's.
+    """Return the log likelihood ratio of values on a lattice or anywhere, by candidate: the best lattice's.
 
-    w, h: values over candidate factors and their half-widths, [candidates, values]. shape: of the weight that they are
-    of, or that their bias belongs to. bits: of the message.
+    w, h: values over candidate factors and their half-widths, [candidates, values]. shape: of their weight, or the
+    weight of their bias. bits: of the message.
     """
     h = h + np.abs(w) * SLACK
-    floats = [kept for kept in (np.float32, np.float64) if np.finfo(kept).nmant < bits]  # of which a message may tell
+    floats = [kept for kept in (np.float32, np.float64) if np.finfo(kept).nmant < bits]  # a message may reveal these
     evidence = [_likelier(np.abs(w - w.astype(kept)), h, np.spacing(np.abs(w).astype(kept))) for kept in floats]
     for bound in _bounds(shape):
         step = 2.0 * bound / 2.0**DRAWN
@@ -76,7 +76,7 @@ def evidence_of(w: Floats, h: Floats, shape: tuple[int, ...], bits: int) -> Floa
 
 
 def _from_drawn(w: Floats, bound: float, step: float) -> tuple[Floats, Floats]:
-    """Return how far values are from what is drawn in float32, with the product fused and rounded by itself."""
+    """Return the distance of values from float32 draws, with the product fused and rounded separately."""
     fused, plain = np.full_like(w, np.inf), np.full_like(w, np.inf)
     nearest = np.rint((w + bound) / step)
     for shift in (-1, 0, 1):  # the rounding of a point may be nearer to its neighbour
@@ -87,7 +87,7 @@ def _from_drawn(w: Floats, bound: float, step: float) -> tuple[Floats, Floats]:
 
 
 def _bounds(shape: tuple[int, ...]) -> set[float]:
-    """Return the bounds between which PyTorch draws such a weight and its bias: its layers', He's and Glorot's."""
+    """Return PyTorch's bounds for such a weight and its bias: its layers', He's and Glorot's."""
     fan_in, fan_out = math.prod(shape[1:]), shape[0] * math.prod(shape[2:])
     return {float(np.float32(1 / math.sqrt(n))) for n in (fan_in, fan_in / 6, (fan_in + fan_out) / 6)}
 
@@ -98,13 +98,13 @@ def _likelier(away: Floats, width: Floats, spacing: Any) -> Floats:
 
 
 CANDIDATES = 64  # for each scale
-WINDOW = 0.01  # of the logarithm of a scale, in which its candidates lie
-MOST_SCALES = 512  # the first so many that are not signs
-MOST_VALUES = 1024  # of each scale, the first so many
+WINDOW = 0.01  # of the logarithm of a scale, for its candidates
+MOST_SCALES = 512  # only the first ones that are not signs
+MOST_VALUES = 1024  # of each scale, only the first ones
 
 
 def fits(run: PublicRun) -> str:
-    """Say why not."""
+    """Return why the attack cannot be tried; empty if it can."""
     if run.setting("scales") == "powers-of-two":
         return "scales are powers of two, which leave all bits of a weight below the head as they are"
     return no_head(run) or no_training(run)
@@ -127,15 +127,15 @@ def true_scales(plan: ScalePlan, key: ScaleKey) -> Floats:
     scales = np.where(np.isnan(placed[: plan.free]), 1.0 / placed[plan.free : 2 * plan.free], placed[: plan.free])
     if not plan.positive or np.isnan(scales).any():
         raise ParameterError("nothing below the head is scaled")
-    return np.abs(scales)  # of a sign no digit tells
+    return np.abs(scales)  # no digit reveals a sign
 
 
 def candidates(scales: Floats) -> tuple[Floats, NDArray[np.int64]]:
     """Return the candidates for each scale, [scales, 64], and which one is true.
 
-    They are drawn as the true one might have been: uniform in the logarithm, in a window in which it may lie anywhere.
+    They are drawn like the true one: uniform in the logarithm, in a window with the true one anywhere.
     """
-    # Whoever knows the seed knows the scales: an attacker cannot draw the same decoys.
+    # The seed reveals the scales: an attacker cannot draw the same decoys.
     generator = np.random.Generator(np.random.PCG64(np.asarray(scales, dtype=np.float64).view(np.uint32).tolist()))
     low = np.log(scales) - WINDOW * generator.random(len(scales))
     offered = np.exp(low[:, None] + WINDOW * generator.random((len(scales), CANDIDATES)))
@@ -145,7 +145,7 @@ def candidates(scales: Floats) -> tuple[Floats, NDArray[np.int64]]:
 
 
 def gather(truth: Truth) -> Given:
-    """Give a silo the first noisy model that was recorded, and candidates for each scale of it."""
+    """Return the first recorded noisy model for a silo, and candidates for each of its scales."""
     plan, silo, number = plan_of(truth), truth.run.silos[0], truth.recorded[0]
     offered, _ = candidates(true_scales(plan, key_of(truth, number).scales))
     return Given(
@@ -157,7 +157,7 @@ def gather(truth: Truth) -> Given:
 
 
 def attack(case: Case) -> Claim:
-    """Claim which candidate is the true one, by scale; -1 for scales that nothing below the head tells of."""
+    """Claim which candidate is the true one, by scale; -1 for scales without values below the head."""
     (silo,) = case.views
     asks = case.last_of_each_round(silo, TrainOn)
     if not asks:
@@ -168,9 +168,9 @@ def attack(case: Case) -> Claim:
 
 
 def guessed(plan: ScalePlan, noisy: Named, offered: Floats) -> NDArray[np.int64]:
-    """Return for each scale the candidate by which values are most likely to be of a lattice, -1 for none.
+    """Return for each scale the candidate that makes values most likely to lie on a lattice, -1 for none.
 
-    noisy: the parameters below the head. A scale's turn comes when those that it stands beside are found.
+    noisy: the parameters below the head. A scale follows when those beside it are guessed.
     """
     free, seen = plan.free, _seen(plan, noisy)
     bits = max(bits_of(value) for value in noisy.values())
@@ -183,7 +183,7 @@ def guessed(plan: ScalePlan, noisy: Named, offered: Floats) -> NDArray[np.int64]
         most = max(counts.values())
         if not most:
             break
-        # The bias of a layer alone says little of its scale, so scales with the most usable values come first.
+        # The bias of a layer alone reveals little of its scale, so scales with the most usable values are first.
         turn = [scale for scale in sorted(left) if 2 * counts[scale] >= most]
         for scale in turn:
             evidence = [values.evidence(offered[scale], factors, bits) for values in seen[scale]]
@@ -199,8 +199,8 @@ def guessed(plan: ScalePlan, noisy: Named, offered: Floats) -> NDArray[np.int64]
 class _Values:
     """Noisy values of one tensor that follow one scale.
 
-    power: 1 where they are multiplied by it, -1 where divided. beside: the place of their other factor. shape: of the
-    weight that they are of, or that their bias belongs to.
+    power: 1 where they are multiplied by it, -1 where divided. beside: the place of their other factor. shape: of their
+    weight, or the weight of their bias.
     """
 
     values: Floats
@@ -209,7 +209,7 @@ class _Values:
     shape: tuple[int, ...]
 
     def known(self, factors: Floats) -> NDArray[np.bool_]:
-        """Return of which values the other factor has been found. factors: NaN where not."""
+        """Return for which values the other factor is known. factors: NaN where not."""
         return np.isfinite(factors[self.beside])
 
     def evidence(self, offered: Floats, factors: Floats, bits: int) -> Floats:
@@ -222,7 +222,7 @@ class _Values:
 
 
 def _seen(plan: ScalePlan, noisy: Named) -> dict[int, list[_Values]]:
-    """Return the noisy values by scale; a value that follows two stands with both."""
+    """Return the noisy values by scale; a value with two scales is listed under both."""
     free, seen = plan.free, dict[int, list[_Values]]()
     for name, value in noisy.items():
         terms = [np.broadcast_to(term % (2 * free + 1), value.shape).ravel() for term in plan.parameters[name].follows]

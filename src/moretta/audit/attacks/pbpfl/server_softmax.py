@@ -1,6 +1,6 @@
 """The server of PBPFL learns the softmax of every sample under cross-entropy, and something of its features.
 
-Derivation: each silo sends z = y^ - max y^ and alpha of every row of its batch by itself, not through the secure sum
+Derivation: each silo sends z = y^ - max y^ and alpha of every row of its batch in the clear, not through the secure sum
 (`practical.md`, Eq. 21). The server knows r, so softmax(z - alpha r) is the true softmax of the row; its largest entry
 is a guess of the label. Here alpha is the sum of the perturbed features s o h. The server itself sent W^ = W / s + r
 with permuted columns. With its own head W, b it has, for the penultimate features h of the row and a constant c,
@@ -8,16 +8,16 @@ with permuted columns. With its own head W, b it has, for the penultimate featur
     W h - c 1 = z - alpha r - b,     s . h = alpha (- 1 where the head has a bias),
 
 which are outputs + 1 equations in inputs + 1 unknowns. They are exact if the head has no more inputs than outputs; else
-the solution of least norm is claimed, the projection of h on what the equations see.
+the claim is the solution of least norm, the projection of h on what the equations see.
 
-With ``exchange = "ratios"`` the server is sent ratios of exponentials under one lambda a class. From three classes on
-their differences have no lambda, and give z up to a constant (`moretta.protocols.pbpfl.ratios.from_differences`). With
-two classes there is no difference, and nothing is left to claim but equal chances.
+With ``exchange = "ratios"`` the server receives ratios of exponentials under one lambda per class. From three classes
+on their differences contain no lambda, and give z up to a constant (`moretta.protocols.pbpfl.ratios.from_differences`).
+With two classes there is no difference, and the only claim left is equal chances.
 
 **Masks** (`SEGMENTATION`). The exchange is row by row, and at a dense head a position of an image is a row, z_p = W h_p
 + b (`moretta.protocols.pbpfl.head`). So the softmax at each position would be a segmentation of each silo's image. Such
-a run is refused by name (`refuse_dense`), but for one whose secrets all follow from `[run] insecure-secret-seed` and
-are nobody's: this attack is tried on such a run. Under the squared error nothing is exchanged position by position.
+a run is refused by name (`refuse_dense`), unless all its secrets follow from `[run] insecure-secret-seed`; this attack
+is tried on such a run. Under the squared error nothing is exchanged position by position.
 """
 
 from typing import Any
@@ -39,14 +39,14 @@ from moretta.protocols.pbpfl.messages import Predictions, Ratios, TrainOn
 from moretta.protocols.pbpfl.ratios import from_differences
 from moretta.protocols.pbpfl.softmax import TrueSoftmax, true_softmax
 
-TINY = 1e-30  # of a column's norm: it is divided by
+TINY = 1e-30  # of a column's norm, a divisor
 
 
 fits = first_of(no_head, augmented, softmax.fits)
 
 
 def gather(truth: Truth) -> Given:
-    """Give the server its view, its keys' offsets and its own heads."""
+    """Return the server's view, its keys' offsets and its own heads."""
     rounds, arrays = truth.recorded[-ROUNDS:], {}
     for number in rounds:
         held = truth.parameters(number)
@@ -78,7 +78,7 @@ def attack(case: Case) -> Claim:
 
 
 def _seen(sent: Predictions | Ratios, offset: Floats) -> TrueSoftmax:
-    """Return what the server makes of a silo's batch. Of ratios of two classes it makes equal outputs."""
+    """Return the server's result of a silo's batch. From ratios of two classes it has equal outputs."""
     if isinstance(sent, Predictions):
         return true_softmax(sent, offset)
     shares, alpha = from_differences(sent.words), sent.alpha.astype(np.float64)
@@ -87,7 +87,7 @@ def _seen(sent: Predictions | Ratios, offset: Floats) -> TrueSoftmax:
 
 
 def scales_of(weight: Array, noisy: Array, offset: Floats) -> Floats:
-    """Return s by column of W, where W^ - r has the columns of W / s in some order, [inputs]; of columns of 0, 1."""
+    """Return s by column of W, where W^ - r has the columns of W / s in some order, [inputs]; 1 for columns of 0."""
     held, scaled = np.asarray(weight, dtype=np.float64), np.asarray(noisy, dtype=np.float64) - offset[:, None]
     sizes, others = (np.maximum(np.linalg.norm(matrix, axis=0), TINY) for matrix in (held, scaled))
     place = ((held / sizes).T @ (scaled / others)).argmax(axis=1)  # of columns along each other
@@ -95,7 +95,7 @@ def scales_of(weight: Array, noisy: Array, offset: Floats) -> Floats:
 
 
 def features(true: TrueSoftmax, weight: Array, bias: Array | None, scales: Floats) -> Floats:
-    """Return h by row, of least norm where the head has more inputs than it gives equations, [rows, inputs]."""
+    """Return h by row, of least norm where the head has more inputs than equations, [rows, inputs]."""
     outputs, inputs = weight.shape
     matrix = np.zeros((outputs + 1, inputs + 1))
     matrix[:outputs, :inputs], matrix[:outputs, inputs], matrix[outputs, :inputs] = weight, -1.0, scales
@@ -113,10 +113,7 @@ def truth_of(truth: Truth, number: int, silo: str) -> tuple[Floats, Floats, NDAr
 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
-    """Compare with the true model's softmax, features and labels, beside the mean softmax of all these rows.
-
-    Rows of a round are worked out with one offset, so that the units are rounds.
-    """
+    """Compare with the true softmax, features and labels, beside the mean softmax. Rounds are the units."""
     names = sorted(name.removeprefix("p/") for name in claim if name.startswith("p/"))
     split = [name.split("/", 1) for name in names]
     true, h, labels = (np.concatenate(v) for v in zip(*(truth_of(truth, int(n), s) for n, s in split), strict=True))
@@ -173,7 +170,7 @@ fits_masks = first_of(_masks, softmax.fits, augmented)
 
 
 def gather_masks(truth: Truth) -> Given:
-    """Give the server its view of the last round and its offset there."""
+    """Return the server's view of the last round and its offset there."""
     number = truth.recorded[-1]
     return Given(
         views={"server": (number,)},
@@ -193,14 +190,14 @@ def attack_masks(case: Case) -> Claim:
 
 
 def _balanced(counts: Floats) -> float:
-    """Return the share of each class's positions that are found, mean over classes. counts: [images, true, found]."""
+    """Return the claimed share of each class's positions, mean over classes. counts: [images, true, claimed]."""
     whole = counts.sum(axis=0)
     there = whole.sum(axis=1) > 0
     return float((np.diag(whole)[there] / whole.sum(axis=1)[there]).mean())
 
 
 def score_masks(claim: Claim, truth: Truth) -> AttackResult:
-    """Compare with the masks of the images, over positions that count, and with what the true model says itself."""
+    """Compare with the masks of the images, over positions that count, and with the true model's own."""
     number, counts, same = truth.recorded[-1], list[Floats](), list[Floats]()
     for name, p in claim.items():
         silo = name.removeprefix("p/")

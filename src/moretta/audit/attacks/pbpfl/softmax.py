@@ -1,16 +1,16 @@
-"""A silo solves for the true softmax of its batch under PBPFL with cross-entropy, which it was not to learn.
+"""A silo solves for the true softmax of its batch under PBPFL with cross-entropy, which should stay hidden from it.
 
 Derivation: in the paper's form the server answers y_i = p_i exp(-delta_s) and k_s = (1 - exp(delta_s)) / xi_s for each
 row and part s (`practical.md`, Eq. 22 and 23), so that p_i = y_i - xi_s y_i k_s. The true softmax sums to 1:
 
     sum_s xi_s (k_s sum_(i in I_s) y_i) = sum_i y_i - 1
 
-is one linear equation a row in the m secrets xi_s of the round, although delta is drawn anew for every row. A batch of
-m rows or more gives them, and with them p; for a smaller batch the solution of least norm is claimed. With ``variant =
-"probabilities"`` there is nothing to solve: the silo is handed p. With ``exchange = "ratios"`` the answer has sums of
-exp(r*) too, and each row by itself gives its p (`moretta.protocols.pbpfl.ratios.from_one_row`). A silo's view then has
-neither its outputs nor its lambdas. It knows both, as it made them: outputs follow from its rows and the model that it
-was sent, and lambda_i from mu_ij less the ratio of two outputs. So it is given its outputs.
+is one linear equation per row in the m secrets xi_s of the round, although delta is drawn anew for every row. A batch
+of m rows or more gives them, and with them p; for a smaller batch the claim is the solution of least norm. With
+``variant = "probabilities"`` the silo receives p itself. With ``exchange = "ratios"`` the answer has sums of exp(r*)
+too, and each single row gives its p (`moretta.protocols.pbpfl.ratios.from_one_row`). A silo's view then has neither its
+outputs nor its lambdas. It knows both: outputs follow from its rows and the received model, and lambda_i from mu_ij
+less the ratio of two outputs. So the attack receives its outputs.
 
 **The head's offset** (`OFFSET`). A silo reads it off the softmax of its batch: with p of one row, y_i - y_j = log p_i -
 log p_j. The silo sent z = y^ + a constant of the row itself and knows alpha, and y^ = y + alpha r, so
@@ -18,9 +18,9 @@ log p_j. The silo sent z = y^ + a constant of the row itself and knows alpha, an
     z_i - log p_i = alpha r_i + a constant of the row
 
 gives r_i - r_j from any row with alpha other than 0; here all rows of a batch count, by alpha^2. As r = gamma_s r_a on
-part s and r_a is public, a part of two or more outputs gives its gamma_s, and with it the constant: all of r where m
-is below the number of outputs. With m = outputs the differences are known and the common part is not; gamma of least
-norm is claimed.
+part s and r_a is public, a part of two or more outputs gives its gamma_s, and with it the constant: all of r where m is
+below the number of outputs. With m = outputs the differences are known and the common part is not; the claim is gamma
+of least norm.
 """
 
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ from moretta.protocols.pbpfl.ratios import from_one_row
 from moretta.protocols.pbpfl.softmax import true_softmax
 
 OWN = "outputs/"  # of a silo's batch, by round
-ROUNDS = 20  # the last so many
+ROUNDS = 20  # only the last ones
 
 
 def outputs_of(truth: Truth, silo: str, number: int, parameters: Tensors) -> Floats:
@@ -60,7 +60,7 @@ def known(truth: Truth, silo: str, rounds: tuple[int, ...]) -> dict[str, Array]:
 
 
 def sent_by(case: Case, silo: str) -> dict[int, tuple[Floats, Floats]]:
-    """Return z, y^ up to a constant a row, and alpha of a silo's batch, by round."""
+    """Return z, y^ up to a constant per row, and alpha of a silo's batch, by round."""
     if case.run.setting("exchange") != "ratios":
         sent: Mapping[int, Predictions] = case.last_of_each_round(silo, Predictions)
         return {n: (sent[n].z.astype(np.float64), sent[n].alpha.astype(np.float64)) for n in sent}
@@ -74,7 +74,7 @@ def sent_by(case: Case, silo: str) -> dict[int, tuple[Floats, Floats]]:
 def opened(sent: Ratios, answer: BlindedSoftmax, z: Floats) -> Floats:
     """Return y* of an answer to ratios of these outputs, [rows, outputs].
 
-    lambda_i is taken from the smallest ratio of i, as outputs that were rounded otherwise put it off by that much.
+    lambda_i is from the smallest ratio of i, as the error of other roundings of outputs is as large as the ratio.
     """
     rows, least = np.arange(len(z)), np.argsort(z, axis=1)[:, :2]
     lambdas = np.empty(z.shape, dtype=object)
@@ -86,14 +86,14 @@ def opened(sent: Ratios, answer: BlindedSoftmax, z: Floats) -> Floats:
 
 
 def fits(run: PublicRun) -> str:
-    """Say why not."""
+    """Return why the attack cannot be tried; empty if it can."""
     if run.loss != "cross-entropy":
         return "silos are answered with a softmax under cross-entropy alone"
     return no_training(run)
 
 
 def gather(truth: Truth) -> Given:
-    """Give the first silo its view."""
+    """Return the first silo's view."""
     silo, rounds = truth.run.silos[0], truth.recorded[-ROUNDS:]
     own = known(truth, silo, rounds)
     knowledge = "the outputs that it computed" if own else "nothing"
@@ -130,9 +130,9 @@ def solved(answer: Softmax, parts: NDArray[np.int64]) -> Floats:
 
 
 def true_by_round(truth: Truth, silo: str, numbers: list[int]) -> dict[int, Floats]:
-    """Return the softmax that the server formed of a silo's batch, which it keeps to itself in the paper's form.
+    """Return the server's softmax of a silo's batch, which it keeps to itself in the paper's form.
 
-    Behind ratios of two classes it formed none: there it is that of the true model.
+    From ratios of two classes it formed none: there it is that of the true model.
     """
     softmax = {}
     for number in numbers:
@@ -145,10 +145,7 @@ def true_by_round(truth: Truth, silo: str, numbers: list[int]) -> dict[int, Floa
 
 
 def naive_by_round(truth: Truth, silo: str, numbers: list[int]) -> dict[int, Floats]:
-    """Return what a silo would guess without solving anything: its answer brought to sum 1, or of p itself 1 / outputs.
-
-    [rows, outputs] by round.
-    """
+    """Return a silo's guess by round, [rows, outputs]: its answer scaled to sum 1, or for p itself 1 / outputs."""
     guesses = {}
     for number in numbers:
         if truth.run.setting("exchange") == "ratios":
@@ -167,15 +164,12 @@ def squares(claimed: Floats, true: Floats) -> Floats:
 
 
 def scores(errors: Floats, guess: Floats) -> tuple[float, float, Interval]:
-    """Return score, chance and interval of 1 - relative error, median over rounds.
-
-    errors, guess: sums of `squares` by round, [rounds, 2].
-    """
+    """Return score, chance and interval of 1 - median relative error. errors, guess: sums of `squares`, [rounds, 2]."""
     return of_units(*(np.sqrt(pairs[:, 0] / pairs[:, 1]) for pairs in (errors, guess)))
 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
-    """Compare with what the server formed. Rows of a round share their xi, so that the units are rounds."""
+    """Compare with the server's softmax. Rows of a round share their xi, so the units are rounds."""
     silo, numbers = truth.run.silos[0], sorted(int(name.removeprefix("p/")) for name in claim)
     true, naive = true_by_round(truth, silo, numbers), naive_by_round(truth, silo, numbers)
     claimed = {number: np.asarray(claim[f"p/{number}"]) for number in numbers}
@@ -209,12 +203,12 @@ SOFTMAX = Attack(
 )
 
 
-TINY = 1e-300  # of a softmax: its logarithm is taken
+TINY = 1e-300  # of a softmax, before the logarithm
 SINGULAR = 1e-10  # singular values below it, relative to the largest, are the common part when m = outputs
 
 
 def fits_offset(run: PublicRun) -> str:
-    """Say why not."""
+    """Return why the attack cannot be tried; empty if it can."""
     if run.outputs < 2:
         return "one output has no differences"
     return fits(run)
@@ -232,7 +226,7 @@ def attack_offset(case: Case) -> Claim:
 
 
 def differences(z: Floats, alpha: Floats, p: Floats) -> Floats:
-    """Return r less its mean over outputs, [outputs]. z: y^ up to a constant a row, [rows, outputs]; alpha: [rows]."""
+    """Return r less its mean over outputs, [outputs]. z: y^ up to row constants, [rows, outputs]; alpha: [rows]."""
     rest = z - np.log(np.maximum(p, TINY))
     rest -= rest.mean(axis=1, keepdims=True)
     return np.asarray(alpha @ rest / max(float(alpha @ alpha), TINY))
@@ -247,7 +241,7 @@ def gamma_of(centred: Floats, ask: TrainOn) -> Floats:
 
 
 def score_offset(claim: Claim, truth: Truth) -> AttackResult:
-    """Compare with the keys: all of gamma, and for a figure the differences of r alone."""
+    """Compare with the keys: all of gamma, and as a figure the differences of r alone."""
     true = np.array([key_of(truth, int(number)).offset for number in claim["rounds"]])
     true -= true.mean(axis=1, keepdims=True)
     misses = [relative_error(centred, expected) for centred, expected in zip(claim["centred"], true, strict=True)]

@@ -1,9 +1,9 @@
-"""A silo that has the run file builds the true model of round 1: initial weights follow from its seed alone.
+"""A silo with the run file builds the true model of round 1: initial weights follow from its seed alone.
 
 `moretta.models.catalogue.build` draws weights from the seed of the run file, which silos usually hold too, as they draw
-batches by it. How far W(1) is moved from them follows from them (`moretta.protocols.common.modules`), so W^(1) /
-W(1) is R itself. Later rounds do not follow, as they need the other silos' gradients, nor does a warm start from a file
-that only the server has.
+batches by it. The distance of W(1) from them follows from them (`moretta.protocols.common.modules`), so W^(1) / W(1) is
+R itself. Later rounds do not follow, as they need the other silos' gradients, nor does a warm start from a file that
+only the server has.
 """
 
 import numpy as np
@@ -16,16 +16,16 @@ from moretta.contract.messages import Tensors
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules
 
-ANOTHER = 1_000_003  # further on, the seed whose weights say what guessing scores
+ANOTHER = 1_000_003  # further on, the seed whose weights give the score of guessing
 
 
 def fits(run: PublicRun) -> str:
-    """Say why not."""
+    """Return why the attack cannot be tried; empty if it can."""
     return "" if 1 in run.recorded else "the first round was not recorded"
 
 
 def gather(truth: Truth) -> Given:
-    """Give a silo the seed. Raises `moretta.errors.ParameterError` where the weights do not follow from it."""
+    """Return the seed for a silo. Raises `moretta.errors.ParameterError` where the weights do not follow from it."""
     if truth.architecture.program:
         raise ParameterError("the model was made in Python: no seed of a run file leads to its weights")
     settings = truth.federation.spec.settings
