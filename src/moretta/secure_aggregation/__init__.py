@@ -7,12 +7,12 @@ ring Z_2^b (`moretta.secure_aggregation.encoding`). Every two neighbours agree o
 (`moretta.secure_aggregation.graph`). For each sum, neighbours expand their seed to a fresh mask
 (`moretta.secure_aggregation.masks`): the one whose name sorts first adds it, the other subtracts it. Each silo also
 adds a self-mask, which it alone knows. The self-mask's secret is fresh for each upload, and any t of the silo and its
-neighbours can put it together from shares (`moretta.secure_aggregation.shamir`)::
+neighbours can reconstruct it from shares (`moretta.secure_aggregation.shamir`)::
 
     y_k = 2^f N_k x_k + self(k) + sum_{j > k} mask(k, j) - sum_{j < k} mask(j, k)   mod 2^b   (j: neighbours of k)
 
 Each y_k alone is uniform in the ring. In the sum over the survivors S the masks between them cancel, exactly and in any
-order. Left are their self-masks and their masks with silos that dropped out; the survivors give what removes these
+order. Their self-masks and their masks with lost silos are left; the survivors reveal what removes these
 (`moretta.secure_aggregation.unmasking`). N_k travels in the same upload, masked alike (unless weights are public), so
 the server divides by N = sum_S N_k without having seen any N_k.
 
@@ -37,23 +37,23 @@ and nothing else of them. The difference of two sums of the same uploads would r
 sum of a round's take, over one set of survivors, once in its life (`moretta.secure_aggregation.one_sum`); a sum over
 other silos has other rows (`moretta.protocols.common.batches`). The server sees the sum, the total weight N, which
 silos were in which sum and when, the lengths of messages, and the sentence of a silo that refuses (for a value out of
-range, that names its magnitude). A silo sees the others' names and public keys, and who is in a sum. A silo that lies
-about its numbers is not caught; a result that honest silos could not reach is clipped to the range that they could
+range, that names its magnitude). A silo sees the others' names and public keys, and the silos of a sum. A silo that
+lies about its numbers is not detected; a result out of honest silos' reach is clipped to their range
 (`moretta.secure_aggregation.encoding`).
 
-Against a server that deviates: silos never give away both masks of one silo. They refuse a sum of fewer silos than the
-threshold or `Rules.min_survivors`. They never let a silo that was given up back into a sum, so a late upload stays
-hidden. With a roster (`moretta.secure_aggregation.identity`) every silo signs its keys and the survivors. Silos then
-cannot be sent different survivors unless 2 t - n of n collude in a complete graph, or with a chance of 2^-40 in a
-sparse one (`moretta.secure_aggregation.graph`). Without a roster silos take keys on trust, and a server that sends each
-of them keys of its own making reads every upload. Leaving silos out down to the threshold is not noticed. The question
-that silos answer is part of every mask's label (`moretta.secure_aggregation.sums`); one question crafted for all is
-not noticed. ``docs/secure-aggregation.md`` has the complete list.
+Against a server that deviates: silos never reveal both masks of one silo. They refuse a sum of fewer silos than the
+threshold or `Rules.min_survivors`. They never accept a lost silo in a later sum, so a late upload stays hidden. With a
+roster (`moretta.secure_aggregation.identity`) every silo signs its keys and the survivors. Silos then cannot receive
+different survivors unless 2 t - n of n collude in a complete graph, or with a chance of 2^-40 in a sparse one
+(`moretta.secure_aggregation.graph`). Without a roster silos trust the received keys, and a server that sends each of
+them keys of its own making reads every upload. A server that omits silos, down to the threshold, is not detected. The
+question that silos answer is part of every mask's label (`moretta.secure_aggregation.sums`); one question crafted for
+all is not detected. ``docs/secure-aggregation.md`` has the complete list.
 
 **Dropouts.** A silo lost before its upload arrives is left out; one lost after it has confirmed counts. One lost in
 between is left out too, or with a roster ends the sum. Keys stay in use. The sum also ends where fewer than t of a silo
-and its neighbours are left. If shares may have been sent, the next take follows. t follows from how many silos play a
-round and does not shrink: three silos with t = 3 cannot lose one.
+and its neighbours are left. If shares may have been sent, the next take follows. t follows from the number of silos in
+a round and does not shrink: three silos with t = 3 cannot lose one.
 
 **Numbers.** Means of K survivors have a fixed-point error of at most K / (2 * 2^f N), stated by `Sum.steps`, beside
 float64's own rounding. No sum can wrap: a value outside its range is refused before it is masked.
@@ -65,8 +65,8 @@ the others' sum. The price: each of n silos sends n times the model, any dropout
 after that is not protected.
 
 **A sum that only its members read** (`Aggregator.relay`, `Contributor.read`; CGD). Members that share a secret may each
-add one more keystream of it, for this sum and silo. Anyone who adds up then holds uniform ring elements, also for the
-weight. The members are sent the names of the silos in the sum, and take the keystreams off again.
+add one more keystream of it, for this sum and silo. The role that adds them up then holds uniform ring elements, also
+for the weight. The members receive the names of the silos in the sum, and subtract the keystreams.
 
 The scheme ``none`` (`moretta.secure_aggregation.plain`) has the same interface without masks: the server sees
 everything, and a single silo is allowed.

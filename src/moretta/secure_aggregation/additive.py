@@ -1,4 +1,4 @@
-"""Additive shares: each silo splits its part of a sum among all silos, and only sums of shares are put together.
+"""Additive shares: each silo splits its part of a sum among all silos, and only sums of shares are joined.
 
 **Theory** (CGD's paper, appendix A, over Z_2^b; b = 32 there). Silo i's weight N_i and tensors 2^f N_i x_i form one
 vector v_i of d ring elements (`moretta.secure_aggregation.encoding`). It is split into n shares::
@@ -6,7 +6,7 @@ vector v_i of d ring elements (`moretta.secure_aggregation.encoding`). It is spl
     E_i^1 + E_i^2 + ... + E_i^n = v_i   mod 2^b
 
 For each other silo j, E_i^j is uniform, expanded from a fresh key of the operating system; E_i^i is the remainder. Any
-n - 1 of them are uniform and say nothing of v_i. Silo j adds the shares it holds to E^j = sum_i E_i^j, and
+n - 1 of them are uniform and independent of v_i. Silo j adds the shares it holds to E^j = sum_i E_i^j, and
 
     E^1 + E^2 + ... + E^n = v_1 + v_2 + ... + v_n   mod 2^b
 
@@ -30,14 +30,14 @@ each upload, and only if it has one from every silo that it agreed on keys with.
 again with a fresh set-up; if sums of shares may have been sent, as the next take, with other rows. A silo whose E^i
 arrives only after that completes the first take's sum, and reveals nothing of the next.
 
-The holder of a share that does not open reports it. Nobody can tell whether its maker, the holder or the server is at
+The holder of a share that does not open reports it. No role can tell whether its maker, the holder or the server is at
 fault. So of each such pair one silo is left out: the one in most pairs, or the maker where they are even. That costs a
 round. A silo that accuses one honest silo alone may so cost it its place.
 
-**Cost.** A silo sends n times its vector (n - 1 shares up, a sum) and receives n - 1 times. So the server moves about
-2 n^2 vectors in a round, where pairwise masks cost n.
+**Cost.** A silo sends n times its vector (n - 1 shares up, a sum) and receives n - 1 times. So the server moves about 2
+n^2 vectors in a round, where pairwise masks cost n.
 
-Differs from the paper: shares go by way of the server, sealed, as silos have no channels to each other; and uniform
+Differs from the paper: shares pass through the server, sealed, as silos have no channels to each other; and uniform
 means pseudorandom, by AES-128 in counter mode.
 """
 
@@ -61,7 +61,7 @@ from moretta.secure_aggregation.sums import Relayed, again, same, to_leave_out
 
 TAG_BYTES = 16  # of a seal
 NONCE = bytes(12)  # of a key that seals one share and nothing else
-MOST_BYTES = 2**31 - 1  # that the cipher's library seals at once
+MOST_BYTES = 2**31 - 1  # sealed at once by the cipher's library
 TWICE = "was asked to add shares without an upload before, or twice; they are added once for each"
 
 
@@ -80,7 +80,7 @@ Sealed = Annotated[Tensors, _check_sealed]
 class SealedShares(Message):
     """A silo's shares of its part, by holder: E_i^j as little-endian bytes, sealed, uint8[d b/8 + 16].
 
-    weight: N_i if weights are public, else 0. asked: the digest of what this answers.
+    weight: N_i if weights are public, else 0. asked: the digest of the query.
     """
 
     shares: Sealed
@@ -106,7 +106,7 @@ class AddedShares(Message):
     unopened: tuple[str, ...]
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless there are either ring elements or names, each once."""
+        """Raise `moretta.errors.PeerError` unless it has either ring elements or names, each once."""
         if list(self.unopened) != sorted(set(self.unopened)):
             raise PeerError(f"{self.TAG}: expected silos in the order of their names, each once")
         if self.unopened and self.words.size:
@@ -129,7 +129,7 @@ def _check_size(size: int) -> None:
 
 
 def _split(part: Summand) -> tuple[SealedShares, Answer]:
-    """Return E_i^j of every other silo j, uniform and sealed for it, and what keeps E_i^i: the remainder of v_i."""
+    """Return E_i^j of every other silo j, uniform and sealed for it, and the holder of E_i^i, v_i's remainder."""
     rest, sealed = part.hidden, dict[str, Array]()
     if part.blinds:
         add_masks(rest, part.blinds)
@@ -149,11 +149,11 @@ def _split(part: Summand) -> tuple[SealedShares, Answer]:
 
 
 class SplitSum:
-    """A silo's last upload until shares are added. of: what is left of it is E_i^i, secret."""
+    """A silo's last upload until shares are added. of: the remainder E_i^i, secret."""
 
     def __init__(self, of: Summand) -> None:
         self._of: Summand | None = of  # None once shares were added to it
-        self._added: tuple[AddShares, AddedShares] | None = None  # what was asked, and what was answered
+        self._added: tuple[AddShares, AddedShares] | None = None  # the question, and its answer
 
     def answer(self, asked: AddShares) -> AddedShares:
         """Return E^i; a repeated question gets the same answer. Raises `moretta.errors.PeerError` to refuse."""
@@ -176,7 +176,7 @@ class SplitSum:
                 unopened.append(maker)
             else:
                 np.add(words, share, out=words)
-        if unopened:  # the partial sum is dropped: nobody may see it without the rest
+        if unopened:  # the partial sum is dropped: no role may see it without the rest
             words = np.empty(0, words.dtype)
         self._added = asked, AddedShares(stamp=asked.stamp, words=words, unopened=tuple(unopened))
         return self._added[1]
@@ -186,7 +186,7 @@ class SplitSum:
 
 
 def _opened(of: Summand, maker: str, sealed: Array) -> Words | None:
-    """Return a share; None where it is not one that its maker sealed for this sum."""
+    """Return a share; None if its maker did not seal it for this sum."""
     if sealed.size != of.hidden.nbytes + TAG_BYTES:
         return None
     seal = _seal(of.agreement.seeds[maker], of.label, maker, of.agreement.me)

@@ -8,12 +8,12 @@
 
 This is the complete graph. In a sparse one silos also agree on the graph (`moretta.secure_aggregation.graph`).
 
-Keys come from the operating system, are fresh at each set-up, live in memory only, and never follow from a role's root:
-a resumed run cannot repeat a mask. The server relays public keys and learns no seed.
+Keys are drawn from the operating system, are fresh at each set-up, live in memory only, and never follow from a role's
+root: a resumed run cannot repeat a mask. The server relays public keys and learns no seed.
 
 With a roster each silo signs its advert by its long-lived key (`moretta.secure_aggregation.identity`), together with
 the roster's digest, run id, set-up and name. Silos refuse a server's own key in another's place, an old advert, or
-another roster, and name whose advert it was. Without a roster silos trust the keys that they are sent.
+another roster, and name the advert's silo. Without a roster silos trust the received keys.
 """
 
 import os
@@ -36,7 +36,7 @@ from moretta.secure_aggregation.keystream import Extracted, derive_once, encode_
 from moretta.secure_aggregation.masks import Labels, begun
 from moretta.secure_aggregation.sums import check_cohort
 
-RUN_DIGEST = 16  # hex digits of the roster's digest that a run id ends with
+RUN_DIGEST = 16  # hex digits of the roster's digest at the end of a run id
 
 
 @message("secure-aggregation/advertise-key")
@@ -95,7 +95,7 @@ def check_advert(
 
 
 def run_mark(roster: Roster | None) -> str:
-    """Return what the ids of runs end with, so that silos with another roster refuse them."""
+    """Return the end of run ids, by which silos with another roster refuse them."""
     return "" if roster is None else roster.digest[:RUN_DIGEST]
 
 
@@ -123,10 +123,7 @@ def pair_seed(secret: bytes, setup: Stamp, cohort: bytes, first: str, other: str
 
 @dataclass(frozen=True, repr=False)
 class Agreement:
-    """What a silo holds after a set-up.
-
-    setup: the set-up's stamp. me: the silo's name. seeds: by neighbour; secret.
-    """
+    """A silo's result of a set-up. setup: its stamp. me: the silo's name. seeds: by neighbour; secret."""
 
     setup: Stamp
     me: str
@@ -135,20 +132,17 @@ class Agreement:
 
     @cached_property
     def extracted(self) -> Mapping[str, Extracted]:
-        """The seeds as keys of masks and seals are derived from them."""
+        """The seeds in the form from which keys of masks and seals are derived."""
         return {name: Extracted(seed) for name, seed in self.seeds.items()}
 
     @cached_property
     def seals(self) -> Mapping[str, AESSIV]:
-        """What seals shares for each neighbour.
-
-        AES-SIV (RFC 5297) needs no nonce, as a server that chooses the asks could make two of them equal.
-        """
+        """The ciphers that seal each neighbour's shares: AES-SIV (RFC 5297), safe if a server repeats an ask."""
         return {name: _seal(seed, self.me, name) for name, seed in self.extracted.items()}
 
     @cached_property
     def opens(self) -> Mapping[str, AESSIV]:
-        """What opens the shares that each neighbour sealed."""
+        """The ciphers that open each neighbour's sealed shares."""
         return {name: _seal(seed, name, self.me) for name, seed in self.extracted.items()}
 
     def __repr__(self) -> str:
@@ -160,10 +154,7 @@ def _seal(seed: Extracted, maker: str, holder: str) -> AESSIV:
 
 
 class Offer:
-    """A silo's key pair of one set-up, until the others' keys come.
-
-    commits: also draw a part of the graph's seed and commit to it.
-    """
+    """A silo's key pair of one set-up, until the others' keys arrive. commits: to a part of the graph's seed too."""
 
     def __init__(self, setup: Stamp, me: str, origin: Origin, *, commits: bool = False) -> None:
         self._setup, self._me, credentials = setup, me, origin.credentials
@@ -186,7 +177,7 @@ class Offer:
     def agree(self, peers: PeerKeys, rules: Rules) -> Agreement:
         """Return the seeds with all neighbours, in the complete graph.
 
-        Raises `moretta.errors.PeerError` for keys of another set-up, and for a cohort whose graph has to be drawn.
+        Raises `moretta.errors.PeerError` for keys of another set-up, and for a cohort that needs a drawn graph.
         """
         self._check(peers, rules, {})
         return self._agreement(Cohort.of(peers.keys, rules))
@@ -202,10 +193,7 @@ class Offer:
         return self._part
 
     def agree_on_graph(self, sent: graph.GraphParts, rules: Rules) -> Agreement:
-        """Return the seeds with all neighbours in the graph that follows from all parts.
-
-        Raises `moretta.errors.PeerError` for parts that are not the ones committed to.
-        """
+        """Return the seeds with neighbours in the graph of all parts. Raises PeerError for uncommitted parts."""
         if self._shown is None or sent.stamp != self._setup:
             raise PeerError(f"expected all parts in the graph's seed of {self._setup}, after the keys of the cohort")
         graph.check_parts(self._setup, sent.parts, self._shown.commitments)
@@ -240,8 +228,8 @@ class Offer:
 class SetUp:
     """A silo's half of the set-ups of a run, one after the other. For the arguments see `Offer` and its `agree`.
 
-    run: the only one that it takes a message of, with its group's name before it in CGD; none is any.
-    agreement: of the last set-up, where that was made before.
+    run: the only accepted one, after its group's name in CGD; empty for any. agreement: of an earlier role's last
+    set-up.
     """
 
     def __init__(
@@ -254,7 +242,7 @@ class SetUp:
 
     @property
     def members(self) -> Sequence[str]:
-        """Who agreed on keys, sorted; empty before."""
+        """The silos that agreed on keys, sorted; empty before."""
         return () if self._agreed is None else self._agreed[0].cohort.names
 
     @property
@@ -274,7 +262,7 @@ class SetUp:
             case AdvertiseKey(stamp=now) | graph.AdvertiseCommitted(stamp=now):
                 now.check_run(self._run)
                 commits = isinstance(message, graph.AdvertiseCommitted)
-                if commits and now in self._revealed:  # else one silo's parts could be drawn anew until the graph suits
+                if commits and now in self._revealed:  # else one silo's parts could be redrawn until the graph suits
                     raise PeerError(f"the part in the graph's seed of {now} was shown; set up as another attempt")
                 self._agreed = None
                 own = Offer(now, self._me, self.origin, commits=commits)
@@ -307,10 +295,7 @@ class SetUp:
 
 
 def agree_on_keys(now: Stamp, cohort: Sequence[str], rules: Rules) -> Exchange[Cohort | Aborted]:
-    """Relay public keys among silos: the server's half of a set-up. Aborts where one is missing or has a bad key.
-
-    Raises `moretta.errors.ParameterError` for fewer than 2 silos.
-    """
+    """Relay silos' public keys, the server's half; abort if one is missing or bad. Below 2 silos: ParameterError."""
     check_cohort(cohort)
     if len(cohort) < 2:
         raise ParameterError('one silo needs scheme = "none": its sum would be its own data')

@@ -1,4 +1,4 @@
-"""A cohort: who agreed on keys with whom, and how many must be left for a sum to be revealed.
+"""A cohort: the silos that agreed on keys, their neighbours, and the fewest that a revealed sum needs.
 
 All roles compute it from the same public keys and rules, so it need not be sent. Its digest is part of every mask's
 label: with another graph, threshold or key there is no common mask.
@@ -25,10 +25,7 @@ NONE: Mapping[str, bytes] = {}
 
 @dataclass(frozen=True)
 class Participation:
-    """Who plays a round: silos and server compute it alike from public values, so it need not be sent.
-
-    silos: of the run, in its order. count: how many of them play a round. seed: of the training.
-    """
+    """A round's silos, alike at all roles by public values: `count` of `silos`, in order, by the training seed."""
 
     silos: tuple[str, ...]
     count: int
@@ -49,14 +46,14 @@ class Rules:
     `degree`, `threshold`, `corrupt_rate`, `dropout_rate`: as of
     `moretta.secure_aggregation.settings.SecureAggregation`. `min_survivors`: the fewest silos whose sum may be
     revealed. With masks it is at least 2, as a threshold is a majority.
-    `limit`: the least range of values that a silo takes an encoding of (`moretta.secure_aggregation.encoding.Range`).
+    `limit`: the least range of values in an encoding that a silo accepts (`moretta.secure_aggregation.encoding.Range`).
     `public_weights`: whether a silo's weight is uploaded in the clear.
-    `roster`: the silos' long-lived keys; None trusts whatever keys the server relays.
-    `participation`: who plays a round. Degree and threshold follow from their number, and stay where silos are missing
-        from a cohort: if the threshold shrank too, a server that leaves silos out could read sums of two. None takes
-        the cohort for all silos.
-    `settings`: the digest of all settings that sites share, so that masks of silos that were sent different ones do not
-        cancel. Empty where one process has the settings of all.
+    `roster`: the silos' long-lived keys; None trusts any keys that the server relays.
+    `participation`: the silos of a round. Degree and threshold follow from their number, and stay where silos are
+    missing from a cohort: if the threshold shrank too, a server that omits silos could read sums of two. None takes the
+    cohort for all silos.
+    `settings`: the digest of all settings that sites share, so that masks of silos with different ones do not cancel.
+    Empty where one process has the settings of all.
     """
 
     degree: int | None = None
@@ -71,13 +68,13 @@ class Rules:
     settings: str = ""
 
     def check(self, silos: int) -> None:
-        """Raise `moretta.errors.ParameterError` unless degree and threshold, as given, fit a cohort of all silos."""
+        """Raise `moretta.errors.ParameterError` unless degree and threshold, if set, fit a cohort of all silos."""
         if silos < 2:
             raise ParameterError('one silo needs scheme = "none": its sum would be its own data')
         graph.plan(silos, self.corrupt_rate, self.dropout_rate, self.degree, self.threshold)
 
     def plan(self, silos: int) -> Plan:
-        """Return the graph's degree and threshold of a cohort. Raises `moretta.errors.ParameterError` for none."""
+        """Return the graph's degree and threshold of a cohort. Raises `ParameterError` for an empty one."""
         least = silos
         silos = self.parties(silos)
         degree = self.degree if self.degree is not None and self.degree < silos - 1 else None
@@ -93,17 +90,17 @@ class Rules:
         return Plan(chosen.degree if thinned else None, threshold)
 
     def least(self, scheme: str) -> int:
-        """Return the fewest silos of a round: the threshold of masks, or `min_survivors` where that is more."""
+        """Return the fewest silos of a round: the threshold of masks, or `min_survivors` if that is more."""
         if self.participation is None or scheme != "pairwise":
             return self.min_survivors
         return max(self.min_survivors, self.plan(self.participation.count).threshold)
 
     def parties(self, there: int) -> int:
-        """Return how many silos' entries a sum has at most. there: silos that are present."""
+        """Return the most silos whose entries a sum has. there: silos that are present."""
         return max(there, self.participation.count if self.participation else 0)
 
     def check_playing(self, stamp: Stamp, cohort: Iterable[str]) -> None:
-        """Raise `moretta.errors.PeerError` for a cohort with silos that do not play the round."""
+        """Raise `moretta.errors.PeerError` for a cohort with silos outside the round."""
         playing = self.participation
         if playing is not None and (strangers := sorted(set(cohort).difference(playing.of_round(stamp.round)))):
             raise PeerError(
@@ -119,14 +116,14 @@ def complete(rules: Rules) -> Rules:
 
 @dataclass(frozen=True, repr=False)
 class Credentials:
-    """How a silo proves who it is: its own long-lived key, and the public keys of all."""
+    """A silo's proof of identity: its own long-lived key, and the public keys of all."""
 
     identity: Identity
     roster: Roster
 
     @classmethod
     def of(cls, name: str, identity: str, roster: Roster | None) -> Credentials | None:
-        """Return those of a silo, where there is a roster and it has an identity. identity: its folder; empty for none.
+        """Return those of a silo with an identity, under a roster. identity: its folder; empty for none.
 
         Raises `moretta.errors.ParameterError` for an identity that cannot be read, or differs from the roster's.
         """
@@ -139,12 +136,12 @@ class Credentials:
 
 @dataclass(frozen=True, repr=False)
 class Origin:
-    """Where a silo's secrets come from.
+    """The source of a silo's secrets.
 
     `credentials`: None trusts the keys that the server relays. `insecure`: a root from which key pairs, self-masks and
     shares follow, for tests; None draws them from the operating system. A role that is another process for each message
-    has one too, drawn from the operating system for each set-up and each upload, and kept in memory alone.
-    `session`: how often the run was resumed, so that no key is used twice.
+    has one too, drawn from the operating system for each set-up and each upload, and kept in memory alone. `session`:
+    how often the run was resumed, so that no key is used twice.
     """
 
     credentials: Credentials | None = None
@@ -157,10 +154,7 @@ _neighbourhoods = lru_cache(maxsize=4)(graph.neighbourhoods)  # the same for all
 
 @dataclass(frozen=True)
 class Cohort:
-    """The silos of one set-up.
-
-    names: sorted. keys: public, by silo. plan: degree and threshold. neighbours: by silo, without itself.
-    """
+    """The silos of one set-up, sorted. keys: public, by silo. plan: degree, threshold. neighbours: by silo."""
 
     names: tuple[str, ...]
     keys: Mapping[str, bytes] = field(repr=False)
@@ -171,10 +165,10 @@ class Cohort:
 
     @classmethod
     def of(cls, keys: Mapping[str, bytes], rules: Rules, seed_parts: Mapping[str, bytes] = NONE) -> Cohort:
-        """Return the cohort that has these keys.
+        """Return the cohort of these keys.
 
-        seed_parts: by silo, the parts of the graph's seed (`moretta.secure_aggregation.graph`); empty for the
-        complete graph. Raises `moretta.errors.MisuseError` for parts of other silos than the graph's.
+        seed_parts: by silo, the parts of the graph's seed (`moretta.secure_aggregation.graph`); empty for the complete
+        graph. Raises `moretta.errors.MisuseError` for parts of other silos than the graph's.
         """
         plan, names = rules.plan(len(keys)), tuple(sorted(keys))
         if len(names) < plan.threshold and rules.participation is not None:
@@ -205,14 +199,14 @@ class Cohort:
         return self.neighbours[silo] | {silo}
 
     def holders(self, silo: str) -> Sequence[str]:
-        """Return the same in the order of their names, in which shares and their digests stand in an upload."""
+        """Return the same in the order of their names, the order of shares and their digests in an upload."""
         if silo not in self._holders:
             self._holders[silo] = tuple(sorted(self.circle(silo)))
         return self._holders[silo]
 
     @property
     def losses(self) -> int:
-        """How many of its silos may be missing from a sum under masks, at most."""
+        """The most of its silos that may be missing from a sum under masks."""
         return max(0, len(self.names) - max(self.min_survivors, 0 if self.plan.degree else self.plan.threshold))
 
     def shortage(self, survivors: Collection[str]) -> str | None:

@@ -1,7 +1,7 @@
 """Whole numbers with the discrete Gaussian's probabilities, from a keystream, by integer arithmetic alone.
 
 The discrete Gaussian N_Z(s^2) has P(n) proportional to g_s(n) = exp(-n^2 / (2 s^2)) on whole numbers n (Canonne,
-Kamath, Steinke, NeurIPS 2020). All that is claimed here follows from one sum. For any real c, by Poisson's summation,
+Kamath, Steinke, NeurIPS 2020). All claims here follow from one sum. For any real c, by Poisson's summation,
 
     (A)  sum_n g_s(n - c) = s sqrt(2 pi) (1 + 2 sum_{k >= 1} exp(-2 pi^2 s^2 k^2) cos(2 pi k c))
 
@@ -15,18 +15,18 @@ so it lies within s sqrt(2 pi) (1 +- e), with e < 2.1 exp(-16 pi^2) < 1e-67 wher
          the mean is proportional to g_s(n). So P(n) is that of N_Z(s^2) within the same two factors.
 
 **What (C) proves.** A mechanism that adds N_Z(s^2) to each of d whole numbers is, within a factor exp(2.1 d e) for
-every outcome, one that adds N(0, s^2 - 8) and then works on the sum alone. It works in the same way whatever the
-numbers are: adding a whole number to them adds it to y and to n. Whatever holds for the Gaussian mechanism of variance
-s^2 - 8 under any sampling of rows, its privacy-loss distribution too, therefore holds for this one. Its epsilon is
-larger by at most 4.2 d e a release: less than 1e-40 for every possible run. By (B) the same holds for the sum of the
-noises of k silos, each of variance s^2 >= 16, as of variance k s^2 - 8 (Kairouz, Liu, Steinke, ICML 2021, bound such
-sums in the same way). (C) is wrong of a Skellam, which is closed under sums but has heavier tails; what its Renyi
-bounds would cost was measured (docs/noise.md).
+every outcome, one that adds N(0, s^2 - 8) and then works on the sum alone. It works in the same way for all numbers:
+adding a whole number to them adds it to y and to n. All that holds for the Gaussian mechanism of variance s^2 - 8 under
+any sampling of rows, its privacy-loss distribution too, therefore holds for this one. Its epsilon is larger by at most
+4.2 d e a release: less than 1e-40 for every possible run. By (B) the same holds for the sum of the noises of k silos,
+each of variance s^2 >= 16, as of variance k s^2 - 8 (Kairouz, Liu, Steinke, ICML 2021, bound such sums in the same
+way). (C) fails for a Skellam, which is closed under sums but has heavier tails; docs/noise.md measures the cost of its
+Renyi bounds.
 
 **How numbers are drawn.** A table has P(|X| <= n) of N_Z(s^2) to 256 bits. 32 bits of the keystream are a sign and 31
 bits of a uniform number; in the rare draw that these do not decide, 256 further bits do. Larger deviations are sums X_0
-+ 32 X_1 + 32^2 X_2 of draws from one table, as (B) allows. What remains beside the factors above is a chance of less
-than 2^-230 a draw of being decided wrongly. The same keystream has the same numbers on every machine.
++ 32 X_1 + 32^2 X_2 of draws from one table, as (B) allows. Beside the factors above, a draw is decided wrongly with a
+chance of less than 2^-230. The same keystream has the same numbers on every machine.
 
 Source: the convolutions are those of Micciancio and Walter (CRYPTO 2017), who bound the same ratio.
 """
@@ -45,21 +45,21 @@ from moretta.secure_aggregation.keystream import Keystream
 
 SMOOTH = 8  # the variance from which on sums over whole numbers are constant, within 1e-67
 RADIX = 32
-LEAST_BASE = math.sqrt(SMOOTH * (1 + RADIX**2))  # of a table whose draws are added up: then t^2 >= 8 in (B)
+LEAST_BASE = math.sqrt(SMOOTH * (1 + RADIX**2))  # of a table whose draws are summed: then t^2 >= 8 in (B)
 MOST_BASE = LEAST_BASE * math.sqrt(1 + RADIX**2)
 LARGEST = 1e12  # deviations above which sums might leave 64 bits
 BITS, GUARD, WORD, GUIDE = 256, 64, 31, 16  # of probabilities, of the arithmetic beside them, of words, of the guide
-PART = 8192  # of numbers that are drawn at once: what is looked up for them stays in the processor's cache
-TAIL = math.sqrt(2 * math.log(2) * BITS)  # in deviations; what lies further out is less likely than 2^-256
+PART = 8192  # of numbers drawn at once: their lookups stay in the processor's cache
+TAIL = math.sqrt(2 * math.log(2) * BITS)  # in deviations; values beyond are less likely than 2^-256
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DiscreteGaussian:
-    """The distribution N_Z(deviation^2), ready to be drawn from. Make one by `discrete_gaussian`.
+    """The distribution N_Z(deviation^2), ready for draws. Made by `discrete_gaussian`.
 
-    `levels`: how many draws are added up. `words`: the first 31 bits of P(|X| <= n), uint32. `exact`: all of its 256
-    bits. `guide`: by the first 16 bits of a uniform number, how many words are below all that begin so. `crowded`:
-    whether more than one word begins so, as far out.
+    `levels`: the number of summed draws. `words`: the first 31 bits of P(|X| <= n), uint32. `exact`: all of its 256
+    bits. `guide`: by the first 16 bits of a uniform number, the number of words below all with these first bits.
+    `crowded`: whether more than one word begins so, at that distance.
     """
 
     deviation: float
@@ -114,14 +114,14 @@ def discrete_gaussian(deviation: float) -> DiscreteGaussian:
 
 
 def largest(deviation: float) -> int:
-    """Return the largest magnitude that a draw of N_Z(deviation^2) can have."""
+    """Return the largest possible magnitude of a draw of N_Z(deviation^2)."""
     base, levels = _base_of(deviation)
     steps: int = sum(RADIX**place for place in range(levels))
     return (math.ceil(TAIL * base) + 1) * steps
 
 
 def _base_of(deviation: float) -> tuple[float, int]:
-    """Return the deviation of the table's draws, and how many of them are added up."""
+    """Return the deviation of the table's draws, and how many of them are summed."""
     levels, variance = 1, 1
     while deviation / math.sqrt(variance) > MOST_BASE:
         levels, variance = levels + 1, variance * RADIX**2 + 1

@@ -19,10 +19,10 @@ This serves the small ring too: (N_k / N_max) x with N_max = 2^p and p more frac
 counts as weights, with f fixed beforehand, would leave no room.
 
 **What one silo can do to a sum.** Masks hide its part, so it can put in any ring elements and any weight. The fraction
-bits leave just enough room that no sum reads as more than twice all silos at their limit. Within that, a result that
-honest silos cannot reach is clipped to what they can, and the log says so: the total weight to between 1 a silo and W,
-a mean to the range of each silo's own entries. So one silo can neither end a run by an impossible weight nor make means
-large by a small one. `moretta.protocols.common.clipping` bounds what is left from round to round.
+bits leave just enough room that no sum reads as more than twice all silos at their limit. Within that, a result out of
+honest silos' reach is clipped to their range, and logged: the total weight to between 1 per silo and W, a mean to the
+range of each silo's own entries. So one silo can neither end a run by an impossible weight nor make means large by a
+small one. `moretta.protocols.common.clipping` bounds the rest from round to round.
 """
 
 import logging
@@ -43,12 +43,12 @@ Words = NDArray[np.unsignedinteger]
 """Ring elements, uint32 or uint64."""
 
 EXPONENTS = 900  # limits lie from 2^-900 to 2^900, so every power of two here fits float64
-CHUNK = 1 << 14  # entries worked on at once, few enough for a processor's cache
+CHUNK = 1 << 14  # entries in work at once, few enough for a processor's cache
 ROUNDING = 1 + Fraction(1, 2**53)  # of one float64 product
 
 
 def largest_magnitude(name: str, values: Array) -> float:
-    """Return max |x|, 0.0 of an empty array. Raises `moretta.errors.RangeError` for NaN or infinity."""
+    """Return max |x|, 0.0 for an empty array. Raises `moretta.errors.RangeError` for NaN or infinity."""
     if not values.size:
         return 0.0
     # NaN passes through both
@@ -59,7 +59,7 @@ def largest_magnitude(name: str, values: Array) -> float:
 
 
 def check_fraction_bits(name: str, bits: int, weight: int = 1) -> None:
-    """Raise `moretta.errors.PeerError` for fraction bits that no limit leads to: their powers may leave float64."""
+    """Raise `moretta.errors.PeerError` for fraction bits of no limit: their powers may leave float64."""
     if abs(bits) > EXPONENTS + 64 or bits + weight.bit_length() > EXPONENTS + 65:
         raise PeerError(f"`{name}`: expected at most {EXPONENTS + 64} fraction bits, got {bits}")
 
@@ -126,10 +126,9 @@ class Ring:
     ) -> Words:
         """Return round(2^f N_k x) mod 2^b, uint<bits> of the same shape.
 
-        values: real numbers, converted to float64; 1 <= weight = N_k <= most_weight. words: the contiguous array that
-        it is written to; None makes a new one.
-        Raises `moretta.errors.RangeError`, before anything is masked or sent, for a value that is not finite or not
-        within `largest`; `moretta.errors.PeerError` for fraction bits that no limit leads to.
+        values: real numbers, converted to float64; 1 <= weight = N_k <= most_weight. words: the contiguous array for
+        the result; None makes a new one. Raises `moretta.errors.RangeError`, before anything is masked or sent, for a
+        value that is not finite or not within `largest`; `moretta.errors.PeerError` for fraction bits of no limit.
         """
         check_fraction_bits(name, fraction_bits, weight)
         most = _most(self, fraction_bits, most_weight, parties)
@@ -155,10 +154,7 @@ class Ring:
         return words
 
     def decode(self, total: Words, fraction_bits: int) -> NDArray[np.float64]:
-        """Return the sum of encoded entries as float64: two's complement, times 2^-f.
-
-        total: contiguous; with 64 bits it is overwritten, and its memory is the result's.
-        """
+        """Return the float64 sum of encoded entries, two's complement times 2^-f, in the memory of 64-bit words."""
         signed = total.view(f"int{self.bits}").reshape(-1)
         values = total.view(np.float64) if self.bits == 64 else np.empty(total.shape)
         into = values.reshape(-1)
@@ -169,9 +165,9 @@ class Ring:
 
 @lru_cache(maxsize=256)
 def _most(ring: Ring, fraction_bits: int, most_weight: int, parties: int) -> float:
-    """Return what magnitudes must stay below; cached, as fractions are slow and a run's tensors have few ranges.
+    """Return the bound that magnitudes must stay below; cached, as fractions are slow and a run has few ranges.
 
-    It is the smallest float64 that is not below the bound: a float is below either if it is below both.
+    It is the smallest float64 that is not below the exact bound: a float is below either if it is below both.
     """
     bound = ring.largest(fraction_bits, most_weight, parties)
     nearest = float(min(bound, Fraction(2**1023)))
@@ -192,11 +188,7 @@ A silo needs W to refuse values that could wrap, as it knows neither the others'
 
 
 def plan(ring: Ring, parties: int, shapes: Shapes, limits: Mapping[str, float], most_weight: int) -> Wanted:
-    """Choose the fraction bits of each tensor from its limit. Raises as
-    `moretta.secure_aggregation.keyed_sums.KeyedAggregator.want`.
-
-    parties: how many silos' entries are added, at most.
-    """
+    """Choose tensors' fraction bits by limits, for entries of `parties` silos. Raises as `KeyedAggregator.want`."""
     check_limits(shapes, limits, most_weight)
     if MOST_WEIGHT in shapes:
         raise MisuseError(f"`{MOST_WEIGHT}` is reserved; expected another name of a tensor")
@@ -205,11 +197,11 @@ def plan(ring: Ring, parties: int, shapes: Shapes, limits: Mapping[str, float], 
 
 
 class Range:
-    """What a silo demands of encodings before it looks at its values: by a refusal a server learns about them.
+    """A silo's demands on encodings before it reads its values: a refusal would inform the server about them.
 
-    limit: of the settings. one_weight: whether all sums of rounds have one total weight, as they do where it is known
-    beforehand who takes part. A server that chose a narrower range, or another total weight each time, would find a
-    silo's largest value, or its weight, by what is refused.
+    limit: of the settings. one_weight: whether all sums of rounds have one total weight, as with participation known
+    beforehand. A server that chose a narrower range, or another total weight each time, would learn a silo's largest
+    value, or its weight, from refusals.
     """
 
     def __init__(self, limit: float, *, one_weight: bool) -> None:
@@ -241,8 +233,8 @@ def encode(
 ) -> tuple[Words, dict[str, Words]]:
     """Return N_k and round(2^f N_k x_k) mod 2^b, uint<bits>[1 + entries], and the tensors' parts of it by name.
 
-    The weight comes first, then the tensors by name: the order in which they are masked, as one array.
-    weight, encoding: as for `moretta.secure_aggregation.keyed_sums.KeyedContributor.upload`. Raises the same as that.
+    The weight is first, then the tensors by name: the order in which they are masked, as one array. weight, encoding
+    and raises as of `moretta.secure_aggregation.keyed_sums.KeyedContributor.upload`.
     """
     check_weight(weight)
     most_weight = encoding.get(MOST_WEIGHT, 0)
@@ -273,7 +265,7 @@ def shapes_of(tensors: Tensors) -> dict[str, tuple[int, ...]]:
 
 
 def unpacked(words: Words, shapes: Shapes) -> dict[str, Words]:
-    """Return the tensors that a vector holds one after the other, in the order of their names, without a copy."""
+    """Return the tensors of a vector, concatenated in the order of their names, without a copy."""
     tensors, start = dict[str, Words](), 0
     for name in sorted(shapes):
         count = math.prod(shapes[name])
@@ -283,10 +275,7 @@ def unpacked(words: Words, shapes: Shapes) -> dict[str, Words]:
 
 
 def add_up(words: Sequence[Words], total: Words | None = None) -> Words:
-    """Return the sum modulo 2^b, contiguous, the same for any order. The arrays given are not written to.
-
-    total: where it is written; None makes a new array.
-    """
+    """Return the sum modulo 2^b, contiguous, equal in any order; inputs are not written to. total: for the result."""
     total = np.empty(words[0].shape, words[0].dtype) if total is None else total
     np.copyto(total, words[0])
     for others in words[1:]:
@@ -295,10 +284,10 @@ def add_up(words: Sequence[Words], total: Words | None = None) -> Words:
 
 
 def decode(ring: Ring, tensors: Mapping[str, Words], weight: int, silos: Sequence[str], request: Wanted) -> Sum:
-    """Return the means that sums in the ring stand for.
+    """Return the means of sums in the ring.
 
-    tensors: contiguous, of the shapes wanted; with 64 bits the means overwrite their memory. silos: in the sum, sorted.
-    Means that honest silos cannot reach are clipped to what they can; whose fault it is stays hidden.
+    tensors: contiguous, of the planned shapes; with 64 bits the means overwrite their memory. silos: in the sum,
+    sorted. Means out of honest silos' reach are clipped to their range; the silo at fault stays hidden.
     """
     parties, possible = len(silos), min(max(weight, len(silos)), request.most_weight)
     if weight != possible:

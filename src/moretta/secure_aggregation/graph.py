@@ -1,4 +1,4 @@
-"""Who shares masks with whom: all silos with each other, or each silo with k neighbours (a k-regular graph).
+"""The graph of masks: all silos share masks with each other, or each silo with k neighbours (a k-regular graph).
 
 **Theory** (Bell, Bonawitz, Gascón, Lepoint, Raykova, "Secure Single-Server Aggregation with (Poly)Logarithmic
 Overhead", CCS 2020). n silos stand on a ring in random order; neighbours are at most k/2 steps apart (Harary's graph).
@@ -22,9 +22,9 @@ random permutation are negatively associated (Joag-Dev and Proschan 1983). From 
 of members at most one reaches t.
 
 Differs from the paper: there, `split` is bounded because dropouts are random. Here t bounds it, also against a server
-that sees the graph and chooses who is said to be lost; k grows for it, by a tenth at 1000 silos, a third at 100. It
-assumes that all silos that answer were sent the same survivors. All three assume that corrupt silos stand at random
-places: `neighbourhoods` says why they do, and what set-ups that are begun anew change.
+that sees the graph and chooses the silos that it calls lost; k grows for it, by a tenth at 1000 silos, a third at 100.
+It assumes that all silos that answer received the same survivors. All three assume that corrupt silos stand at random
+places: `neighbourhoods` explains why they do, and the effect of repeated set-ups.
 
 **The draw.** A sparse graph follows from random parts that silos commit to before they see keys::
 
@@ -38,16 +38,15 @@ places: `neighbourhoods` says why they do, and what set-ups that are begun anew 
 
 The graph follows from the cohort's digest, which covers all names, keys and parts
 (`moretta.secure_aggregation.cohort`). When silo k shows its part, the keys and commitments of its cohort are fixed, and
-the part was random and known to nobody. So anyone who speaks last, server or silo, can choose nothing: the graph is a
-fair draw.
+the part was random and secret. So the last to speak, server or silo, can choose nothing: the graph is a fair draw.
 
-A party that does not like the graph can still vanish, so that the set-up fails and another one begins: another draw.
-But each draw takes a set-up of all honest silos. Their logs show it, as each silo shows one part at a stamp, and with a
-roster the others' adverts are signed for that stamp. Redrawing keys alone would have taken nobody's help. Without a
-roster keys are taken on trust, and a server that makes up silos needs no graph to read an upload.
+A party that dislikes the graph can still vanish, so that the set-up fails and another one begins: another draw. But
+each draw takes a set-up of all honest silos. Their logs show it, as each silo shows one part at a stamp, and with a
+roster the others' adverts are signed for that stamp. Without commitments, redrawing keys would need no other silo's
+help. Without a roster keys are trusted, and a server that makes up silos needs no graph to read an upload.
 
 Differs from the paper: there, the server draws the graph, or, against an active server, each silo draws neighbours of
-its own once all have committed to their keys. Here all know one graph, which every mask is bound to.
+its own once all have committed to their keys. Here all know one graph, to which every mask is bound.
 """
 
 import hashlib
@@ -135,14 +134,14 @@ def check_part(setup: Stamp, silo: str, part: bytes, committed: bytes) -> None:
 
 
 def check_parts(setup: Stamp, parts: Mapping[str, bytes], commitments: Mapping[str, bytes]) -> None:
-    """Raise `moretta.errors.PeerError` unless there is each silo's part, and it is the one committed to."""
+    """Raise `moretta.errors.PeerError` unless each silo's part is present, and is the one committed to."""
     if set(parts) != set(commitments):
         raise PeerError("expected the part in the graph's seed of each silo that has committed itself, and no other")
     for silo, part in parts.items():
         check_part(setup, silo, part, commitments[silo])
 
 
-COMPLETE_TO = 50  # silos, unless a degree is asked for
+COMPLETE_TO = 50  # silos, unless a degree is set
 CORRUPT_RATE = DROPOUT_RATE = 0.1
 SECRECY_BITS, RETRY_BITS = 40, 20
 
@@ -151,11 +150,11 @@ def neighbourhoods(names: Iterable[str], degree: int | None, seed: bytes) -> dic
     """Return each silo's neighbours, without itself; the same for every order of the names.
 
     `names`: all different. `degree`: of a plan; None, or at least the number of other silos, for the complete graph.
-    `seed`: 32 public bytes that nobody chose, the digest of the cohort's names, fresh keys and parts of its seed.
+    `seed`: 32 public bytes that no party chose, the digest of the cohort's names, fresh keys and parts of its seed.
 
     Every party computes the graph, so the server cannot dictate it. The last to speak cannot choose it either, as the
-    parts of its seed are committed to before keys are seen (`moretta.secure_aggregation.graph`). A server can make
-    a set-up fail and begin another, also without some silos: G set-ups raise the chances of `both` and `split` at most
+    parts of its seed are committed to before keys are seen (`moretta.secure_aggregation.graph`). A server can make a
+    set-up fail and begin another, also without some silos: G set-ups raise the chances of `both` and `split` at most
     G-fold, from 2^-40. Each takes all honest silos' time and is in their logs, so G stays small.
     """
     ordered = sorted(names)
@@ -181,7 +180,7 @@ def connected(neighbourhoods: Mapping[str, Collection[str]], among: Collection[s
 
 @dataclass(frozen=True)
 class Plan:
-    """degree: k, None for the complete graph. threshold: t, how many of k + 1 members (or all silos) reconstruct."""
+    """degree: k, None for the complete graph. threshold: t, the members of k + 1 (or of all silos) that reconstruct."""
 
     degree: int | None
     threshold: int
@@ -196,12 +195,12 @@ def plan(
 ) -> Plan:
     """Return degree and threshold for a cohort.
 
-    silos: n >= 2. corrupt_rate, dropout_rate: in [0, 1); C and D are these fractions of n, rounded up.
-    degree, threshold: None to have them chosen. Up to 50 silos that is the complete graph and t = floor(2 m / 3) + 1,
-    whatever the rates: with a roster it withstands 2 t - n - 1 corrupt silos, and n - t dropouts. Above 50 it is the
-    smallest k that meets the bounds, with the largest t that keeps `retry` low, or the complete graph where no k does.
-    With a degree but no threshold, t is floor(2 m / 3) + 1. Given values are checked for range only.
-    Raises `moretta.errors.ParameterError`, saying what is possible.
+    silos: n >= 2. corrupt_rate, dropout_rate: in [0, 1); C and D are these fractions of n, rounded up. degree,
+    threshold: None for automatic ones. Up to 50 silos that is the complete graph and t = floor(2 m / 3) + 1, for all
+    rates: with a roster it withstands 2 t - n - 1 corrupt silos, and n - t dropouts. Above 50 it is the smallest k that
+    meets the bounds, with the largest t that keeps `retry` low, or the complete graph where no k does. With a degree
+    but no threshold, t is floor(2 m / 3) + 1. Set values are checked for range only. Raises
+    `moretta.errors.ParameterError`, with the possible values.
 
     >>> plan(10)
     Plan(degree=None, threshold=7)

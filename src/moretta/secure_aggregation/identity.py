@@ -10,8 +10,8 @@
                     key = "moretta-public-1 <base64>"          # or a list of two, while one replaces the other
 
 A signature is of a purpose (`moretta.secure_aggregation.keystream.encode_purpose`) that begins with "signed", so
-different statements have different bytes and a signature serves one use. Silos must compare the roster's digest to see
-that all hold the same one.
+different statements have different bytes and a signature serves one use. Silos must compare the roster's digest to
+ensure that all hold the same one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ KEY_BYTES = 32
 KEY_FILE, PUBLIC_FILE = "identity.key", "identity.pub"
 _SECRET, _PUBLIC = "moretta-identity-1", "moretta-public-1"
 _ENTRY = ("name", "key", "engine-name")
-MOST_BYTES = 4 << 20  # of a roster or a key's file; a run folder names a roster, and it may be any file
+MOST_BYTES = 4 << 20  # of a roster or a key's file; a run folder names a roster, which may be any file
 SERVER_KEYS = 2  # the server's own, and the next one during a change
 _P = 2**255 - 19
 _D = -121665 * pow(121666, -1, _P) % _P
@@ -66,16 +66,13 @@ class Identity:
 
     @classmethod
     def load(cls, path: str | Path) -> Identity:
-        """Read a key file, or the one in a folder that `save` wrote.
-
-        Raises `moretta.errors.ParameterError` for a file that cannot be read, is damaged, or others can read.
-        """
+        """Read a key file, or the one in a folder of `save`. Raises ParameterError if damaged or open to others."""
         path = Path(path, KEY_FILE) if os.path.isdir(path) else Path(path)
         text, mode = _read(path, "the key file")
-        if os.name == "posix" and mode & 0o077:  # on other systems these bits say nothing
+        if os.name == "posix" and mode & 0o077:  # on other systems these bits have no meaning
             raise ParameterError(f"{path} is open to others (mode {mode & 0o777:04o}); run: chmod 600 {path}")
         private = _decode(_SECRET, text.removesuffix("\n"))
-        if private is None:  # nothing of the text is shown: most of it may be a key
+        if private is None:  # none of the text is shown: most of it may be a key
             raise ParameterError(
                 f"{path}: expected one line, `{_SECRET}` and {KEY_BYTES} bytes in base64, got {len(text)} other "
                 "characters; bring back a copy, or make a new key by `moretta keys new`"
@@ -85,8 +82,8 @@ class Identity:
     def save(self, folder: str | Path, *, alone: bool = False) -> None:
         """Write ``identity.key``, with mode 0600 from its first byte on, and ``identity.pub`` into a folder, made here.
 
-        alone: refuse a folder that holds anything, so that no key is given away with what it lies among.
-        Raises `moretta.errors.ParameterError` if either is there already, and OSError where nothing can be written.
+        alone: refuse a folder that holds anything, so that no key is sent with other files. Raises
+        `moretta.errors.ParameterError` if either exists already, and OSError if the folder is not writable.
         """
         folder = Path(folder)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -101,7 +98,7 @@ class Identity:
     def sign(self, *purpose: int | str | bytes) -> bytes:
         """Return the signature of a statement, 64 bytes, the same for equal statements.
 
-        purpose: as for `moretta.secure_aggregation.keystream.encode_purpose`; first what kind of statement it is.
+        purpose: as for `moretta.secure_aggregation.keystream.encode_purpose`; first the kind of the statement.
         """
         return self._private.sign(encode_purpose("signed", *purpose))
 
@@ -121,9 +118,9 @@ def verify(public_key: bytes, signature: bytes, *purpose: int | str | bytes) -> 
 
 
 def is_silo_name(name: str) -> bool:
-    """Return whether a silo may be called so: 1 to 64 letters, digits, dots, dashes and underscores, not `server`.
+    """Return whether a name has 1 to 64 letters, digits, dots, dashes and underscores, and is not `server`.
 
-    A dot may not come first, as names are those of files and folders too.
+    A dot may not be first, as names are those of files and folders too.
     """
     return re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", name) is not None and name != "server"
 
@@ -139,7 +136,7 @@ def grouped(digest: str) -> str:
 
 
 def public_line(key: bytes) -> str:
-    """Return a public key as a roster has it.
+    """Return a public key in a roster's form.
 
     >>> key = Identity.fresh().public_key
     >>> parse_public_line(public_line(key)) == key
@@ -161,10 +158,7 @@ def parse_public_line(line: str) -> bytes:
 
 
 def parse_server_keys(value: object) -> tuple[bytes, ...]:
-    """Return the public keys, 32 bytes each, of a public line, or of a list of one or two lines.
-
-    Raises `moretta.errors.ParameterError` for anything else.
-    """
+    """Return the 32-byte public keys of a public line, or of one or two in a list. Raises ParameterError for others."""
     lines = value if isinstance(value, (list, tuple)) else (value,)
     if not 1 <= len(lines) <= SERVER_KEYS or len(set(map(str, lines))) < len(lines):
         raise ParameterError(
@@ -177,10 +171,7 @@ def parse_server_keys(value: object) -> tuple[bytes, ...]:
 
 
 def read_public_key(path: str | Path) -> bytes:
-    """Return the public key, 32 bytes, of a key file, a public file, or a folder with one of them or a pair.
-
-    Raises `moretta.errors.ParameterError` for anything else.
-    """
+    """Return the public key, 32 bytes, of a key file, public file or folder with one key. Raises ParameterError."""
     if os.path.isdir(path):
         there = [file for name in (KEY_FILE, PUBLIC_FILE) if (file := Path(path, name)).exists()]
         keys = {read_public_key(file) for file in there}
@@ -199,12 +190,12 @@ def read_public_key(path: str | Path) -> bytes:
 
 @dataclass(frozen=True)
 class Roster:
-    """Who takes part: one silo or more, each with a key and an engine name of its own.
+    """The silos that take part, one or more, each with a key and an engine name of its own.
 
     keys: 32 bytes by silo. engine_names: of the silos whose name in the engine differs. server: the one or two keys by
-    which the server of a run over many machines signs; empty where the roster names none.
-    A name has 1 to 64 letters, digits, dots, dashes and underscores, does not begin with a dot and is not ``server``.
-    Raises `moretta.errors.ParameterError`, naming the silo, for anything else.
+    which the server of a run over many machines signs; empty if the roster names none. A name has 1 to 64 letters,
+    digits, dots, dashes and underscores, does not begin with a dot and is not ``server``. Raises
+    `moretta.errors.ParameterError`, naming the silo, for anything else.
     """
 
     keys: Mapping[str, bytes]
@@ -235,7 +226,7 @@ class Roster:
 
     @classmethod
     def load(cls, path: str | Path) -> Roster:
-        """Read a roster file. Raises `moretta.errors.ParameterError`, naming file and entry, for whatever is wrong."""
+        """Read a roster file. Raises `moretta.errors.ParameterError`, naming file and entry, for any error."""
         text, _ = _read(Path(path), "the roster")
         if _SECRET in text:
             raise ParameterError(f"{path} has a private key in it; put `{_PUBLIC} ...` there and make a new identity")
@@ -279,12 +270,12 @@ class Roster:
     def digest(self) -> str:
         """SHA-256, in hex, of names, keys and engine names in the order of names, and of the server's keys if any."""
         parts = [part for silo in sorted(self.keys) for part in (silo, self.keys[silo], self.engine_name(silo))]
-        if self.server:  # without, the digest is what it was before rosters could name them
+        if self.server:  # without, the digest is the same as before rosters could name them
             parts += ["server", *sorted(self.server)]
         return hashlib.sha256(encode_purpose("roster", *parts)).hexdigest()
 
     def check_identity(self, silo: str, key: bytes) -> None:
-        """Raise `moretta.errors.ParameterError` where the roster lists the silo with another public key."""
+        """Raise `moretta.errors.ParameterError` if the roster lists the silo with another public key."""
         listed = self.keys.get(silo, key)
         if key != listed:
             raise ParameterError(
@@ -318,7 +309,7 @@ def _server_of(tables: Mapping[str, Any]) -> tuple[bytes, ...]:
 
 @lru_cache(maxsize=4096)
 def _flaw(key: bytes) -> str | None:
-    """Say what is wrong with a public key, or None: it must be a point (RFC 8032, section 5.1.3), not of low order.
+    """Return what is wrong with a public key, or None: it must be a point (RFC 8032, section 5.1.3), not of low order.
 
     Under a point of low order some signatures fit any statement, so anyone can sign; OpenSSL does not refuse it.
     """
@@ -327,7 +318,7 @@ def _flaw(key: bytes) -> str | None:
     y = int.from_bytes(key, "little") % 2**255  # the top bit is the sign of x
     if y >= _P or pow((y * y - 1) * (_D * y * y + 1), _P // 2, _P) == _P - 1:  # x^2 = (y^2 - 1) / (d y^2 + 1): no root
         return "bytes that are no point of the curve"
-    for _ in range(3):  # double the point, of which y and x^2 are enough: times 8, only low orders come to (0, 1)
+    for _ in range(3):  # double the point, of which y and x^2 are enough: times 8, only low orders end in (0, 1)
         xx = (y * y - 1) * pow(_D * y * y + 1, -1, _P) % _P
         y = (y * y + xx) * pow(1 - _D * xx * y * y, -1, _P) % _P
     return "a point of low order" if y == 1 else None
@@ -338,7 +329,7 @@ def _encode(first: str, key: bytes) -> str:
 
 
 def _decode(first: str, line: str) -> bytes | None:
-    """Return the key of a line that `_encode` wrote, or None for any other line."""
+    """Return the key of a line of `_encode`, or None for any other line."""
     try:
         key = base64.b64decode(line.removeprefix(f"{first} "), validate=True)
     except ValueError:
@@ -377,7 +368,7 @@ PUBLIC_KEY_BYTES = 32
 PROBE = X25519PrivateKey.from_private_bytes(bytes(PUBLIC_KEY_BYTES))  # no secret: it only probes public keys
 SIGNATURE_BYTES = 64
 Signature = Annotated[bytes, length(0, SIGNATURE_BYTES)]
-"""Of a message: none without a roster."""
+"""Of a message: empty without a roster."""
 Signatures = Annotated[Mapping[str, bytes], length(0, SIGNATURE_BYTES)]
 
 
@@ -385,14 +376,14 @@ def check_public_key(key: bytes) -> None:
     """Raise `moretta.errors.PeerError` for a key that is not 32 bytes, or of low order.
 
     With a point of low order the shared secret is all zero for any private key (RFC 7748, section 6.1), so a constant
-    one is tried.
+    one suffices as a test.
     """
     if len(key) != PUBLIC_KEY_BYTES:
         raise PeerError(f"expected a public key of {PUBLIC_KEY_BYTES} bytes, got {len(key)}")
     _probe(bytes(key))
 
 
-@lru_cache(maxsize=4096)  # all silos of a process are sent the same public keys
+@lru_cache(maxsize=4096)  # all silos of a process receive the same public keys
 def _probe(key: bytes) -> None:
     shared_secret(PROBE, key)
 
@@ -422,5 +413,5 @@ def shared_secret(private: X25519PrivateKey, public_key: bytes) -> bytes:
     """Return the X25519 shared secret. Raises `moretta.errors.PeerError` for a point of low order."""
     try:
         return private.exchange(X25519PublicKey.from_public_bytes(public_key))
-    except ValueError:  # cryptography's way to say that the shared secret is all zero
+    except ValueError:  # cryptography's error for an all-zero shared secret
         raise PeerError("expected a public key with a secret of its own, got a point of low order") from None

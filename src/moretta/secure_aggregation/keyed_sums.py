@@ -1,9 +1,9 @@
-"""Sums under keys: both halves, at a silo and at the server, of the schemes that hide what is summed.
+"""Sums under keys: both halves, at a silo and at the server, of the schemes that hide the summands.
 
-The set-up is that of `moretta.secure_aggregation.agreement`. A silo checks what it is asked, encodes its part of the
-sum and labels it, and the scheme hides that. The server asks for uploads, and the scheme adds them up. What differs
-between masks (`moretta.secure_aggregation.pairwise`) and additive shares (`moretta.secure_aggregation.additive`) is one
-value, a `Scheme`.
+The set-up is that of `moretta.secure_aggregation.agreement`. A silo checks the request, encodes its part of the sum and
+labels it, and the scheme hides that. The server asks for uploads, and the scheme adds them up. The difference between
+masks (`moretta.secure_aggregation.pairwise`) and additive shares (`moretta.secure_aggregation.additive`) is one value,
+a `Scheme`.
 """
 
 import math
@@ -31,8 +31,8 @@ from moretta.secure_aggregation.sums import Asks, Query, Relayed, Shapes, Sum, W
 class Summand:
     """A silo's part of one sum, N_k and 2^f N_k x_k by tensor as ring elements, which a scheme hides in place.
 
-    `agreement`: with whom, and who it is itself. `asked`: what it answers. `public`: whether N_k may be seen. `hidden`:
-    the vector of what may not. `blinds`: masks on that, which the members of the sum take off again.
+    `agreement`: with the others, and its own name. `asked`: the query that it answers. `public`: whether N_k may be
+    seen. `hidden`: the vector of hidden numbers. `blinds`: masks on that, which the members of the sum remove.
     `helped`: see `moretta.secure_aggregation.schemes.contributor`.
     """
 
@@ -47,12 +47,12 @@ class Summand:
     blinds: Sequence[Mask]
     helped: HelpedSums
     origin: Origin
-    noise: Removable | None = None  # what of its noise may be taken off again
+    noise: Removable | None = None  # the removable part of its noise
 
 
 @dataclass(frozen=True)
 class PlannedSum:
-    """One sum that the server asks a cohort for. levels: of the silos' noise, where some may be taken off."""
+    """One sum that the server asks a cohort for. levels: of the silos' noise, if some may be removed."""
 
     stamp: Stamp
     cohort: Cohort
@@ -63,7 +63,7 @@ class PlannedSum:
 
     @property
     def length(self) -> int:
-        """How many ring elements a silo hides."""
+        """The number of ring elements that a silo hides."""
         return _length(self.wanted.shapes, self.rules)
 
 
@@ -72,16 +72,15 @@ Answer = Callable[[Any], Message]
 
 @dataclass(frozen=True)
 class Scheme:
-    """The parts that a scheme brings of its own.
+    """The parts in which schemes differ.
 
-    `upload`: what silos send. `opens`: the messages by which the server opens a sum.
-    `early`: the error of one of those before there is an upload.
-    `hide`: makes the upload of a silo's part, and what answers `opens` after it, or raises `moretta.errors.PeerError`.
-    `check`: raises `moretta.errors.PeerError` for an upload that does not fit the sum.
-    `add_up`: the server's steps from the uploads, and the digest of what they answer, to their sum.
-    `reopen`: makes again what answers `opens`, of a part whose upload an earlier process sent; None where a scheme
-    cannot. `keys`: the rules by which keys are agreed on. `noised`: the upload where noise may be taken off; None where
-    a scheme bears no losses. `check_size`: raises where a silo cannot hide so many bytes; None where there is no limit.
+    `upload`: the silos' message. `opens`: the messages by which the server opens a sum. `early`: the error of one of
+    those before an upload. `hide`: makes the upload of a silo's part, and the object that answers `opens`, or raises
+    `moretta.errors.PeerError`. `check`: raises `moretta.errors.PeerError` for an upload that does not fit the sum.
+    `add_up`: the server's steps from the uploads, and the digest of their query, to their sum. `reopen`: makes the
+    object that answers `opens` again, for an upload of an earlier process; None if the scheme cannot. `keys`: the rules
+    of the key agreement. `noised`: the upload with removable noise; None if the scheme bears no losses. `check_size`:
+    raises if a silo cannot hide so many bytes; None without a limit.
     """
 
     name: str
@@ -100,7 +99,7 @@ class Scheme:
 class KeyedContributor:
     """A silo's half of a scheme. helped, run: see `moretta.secure_aggregation.schemes.contributor`.
 
-    agreement: of the last set-up, where an earlier role of this silo was set up.
+    agreement: of the last set-up, if an earlier role of this silo made it.
     """
 
     def __init__(
@@ -122,7 +121,7 @@ class KeyedContributor:
 
     @property
     def members(self) -> Sequence[str]:
-        """Who agreed on keys in the last set-up, sorted; empty before one, and where the scheme needs no keys."""
+        """The silos of the last set-up's keys, sorted; empty before one, and if the scheme needs no keys."""
         return self._keys.members
 
     @property
@@ -135,7 +134,7 @@ class KeyedContributor:
         return levels_in(self._keys.agreed[0].cohort, noise, self._scheme)
 
     def answer(self, message: Message) -> Message | None:
-        """Answer a message of this room; None if it is another's. A new set-up forgets the last one's secrets."""
+        """Answer a message of this room; None for others. A new set-up forgets the last one's secrets."""
         if isinstance(message, self._scheme.opens):
             if self._open is None:
                 raise MisuseError(self._scheme.early)
@@ -145,7 +144,7 @@ class KeyedContributor:
         return self._keys.answer(message)
 
     def check(self, stamp: Stamp, asked: Query, *, answers: bool = False) -> None:
-        """Raise `moretta.errors.SumSpent` or `moretta.errors.PeerError` where an upload would be refused.
+        """Raise `moretta.errors.SumSpent` or `moretta.errors.PeerError` if an upload would be refused.
 
         It is called before the upload is computed. asked: as for `upload`. answers: whether this is a question that the
         silo answers before it uploads. In a take it answers one such question; another raises the same error.
@@ -172,16 +171,16 @@ class KeyedContributor:
     ) -> Message:
         """Return the answer to an ask of `Aggregator.sum`, with N_k = weight >= 1.
 
-        `tensors`: real arrays, as the ask wants them; never written to. `encoding`: as the ask carries it.
-        `blind`: for `Aggregator.relay`, a secret of the members; its keystream for this silo and sum is added.
-        `asked`: what this answers (`moretta.secure_aggregation.sums`). `least`: what every entry's limit must be at
-        least; None is the limit of the settings. `origin`: of this upload's secrets; None is the contributor's own.
-        `noise`: what of the noise in `tensors` may be taken off again; None where nothing may.
-        Raises `moretta.errors.RangeError` for a value that is not finite or out of range; nothing is sent then. Raises
-        `moretta.errors.PeerError` for an encoding of a narrower range (`moretta.secure_aggregation.encoding.Range`) or
-        of other tensors, and `moretta.errors.SumSpent` where the silo has helped to open another sum of this round.
-        Raises `moretta.errors.MisuseError` for a second upload under the same stamp and name, and for a blind where the
-        scheme has no ring to hide in, and `moretta.errors.ParameterError` for additive shares of 2 GiB or more.
+        `tensors`: real arrays of the ask's shapes; never written to. `encoding`: from the ask. `blind`: for
+        `Aggregator.relay`, a secret of the members; its keystream for this silo and sum is added. `asked`: the query
+        (`moretta.secure_aggregation.sums`). `least`: the least limit of every entry; None is the limit of the settings.
+        `origin`: of this upload's secrets; None is the contributor's own. `noise`: the removable part of the noise in
+        `tensors`; None without one. Raises `moretta.errors.RangeError` for a value that is not finite or out of range;
+        nothing is sent then. Raises `moretta.errors.PeerError` for an encoding of a narrower range
+        (`moretta.secure_aggregation.encoding.Range`) or of other tensors, and `moretta.errors.SumSpent` if the silo has
+        helped to open another sum of this round. Raises `moretta.errors.MisuseError` for a second upload under the same
+        stamp and name, and for a blind in a scheme without a ring, and `moretta.errors.ParameterError` for additive
+        shares of 2 GiB or more.
         """
         agreement, labels = self._keys.agreed
         self.check(stamp, asked)
@@ -203,8 +202,8 @@ class KeyedContributor:
     def reopen(self, stamp: Stamp, shapes: Shapes, encoding: Mapping[str, int], asked: Query, origin: Origin) -> None:
         """Resume an upload that an earlier process of this silo sent, to answer what opens its sum.
 
-        shapes: of its tensors. All else as for `upload`; origin is what that one had. Nothing of the numbers is needed.
-        Raises `moretta.errors.MisuseError` where the scheme cannot.
+        shapes: of its tensors. Other arguments as for `upload`; origin is that upload's. No numbers are needed. Raises
+        `moretta.errors.MisuseError` if the scheme cannot.
         """
         if self._scheme.reopen is None:
             raise MisuseError(f'scheme = "{self._scheme.name}" needs one process from an upload to its sum')
@@ -225,10 +224,7 @@ class KeyedContributor:
         *,
         asked: Query,
     ) -> Sum:
-        """Return the result of a relayed sum. stamp, encoding, blind, asked: as for the uploads in it.
-
-        Raises `moretta.errors.PeerError` where it cannot be such a sum.
-        """
+        """Return a relayed sum's result. Arguments as of its uploads. Raises PeerError for an impossible sum."""
         agreement, _ = self._keys.agreed
         label = label_of(stamp, agreement.cohort.digest, shapes_of(relayed.tensors), encoding, asked.digest)
         return read(self._ring, relayed, encoding, blind, label, public_weights=self._rules.public_weights)
@@ -238,10 +234,7 @@ class KeyedContributor:
 
 
 class KeyedAggregator:
-    """The server's half of a scheme. It is set up for a cohort, then sums as often as asked.
-
-    cohort: of the last set-up that succeeded, empty before.
-    """
+    """The server's half of a scheme, set up for a cohort, then for many sums. cohort: of the last successful set-up."""
 
     def __init__(self, scheme: Scheme, ring: Ring, rules: Rules) -> None:
         self.scheme, self._own = scheme.name, scheme
@@ -251,7 +244,7 @@ class KeyedAggregator:
 
     @property
     def parties(self) -> int:
-        """How many silos' entries a sum has at most: all that play a round, even if some are missing."""
+        """The most silos whose entries a sum has: all of a round, even if some are missing."""
         return self._rules.parties(len(self.cohort))
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
@@ -266,9 +259,9 @@ class KeyedAggregator:
     def want(self, shapes: Shapes, limits: Mapping[str, float], most_weight: int) -> Wanted:
         """Plan a sum over the cohort of the last set-up (`moretta.secure_aggregation.encoding`).
 
-        limits: the largest |value| of each tensor, positive and finite.
-        Raises `moretta.errors.RangeError`, naming tensor and range, where the ring has no headroom for it, and
-        `moretta.errors.ParameterError` for additive shares of 2 GiB or more.
+        limits: the largest |value| of each tensor, positive and finite. Raises `moretta.errors.RangeError`, naming
+        tensor and range, without headroom for it in the ring, and `moretta.errors.ParameterError` for additive shares
+        of 2 GiB or more.
         """
         if self._own.check_size is not None:
             self._own.check_size(_length(shapes, self._rules) * self._ring.dtype.itemsize)
@@ -277,14 +270,13 @@ class KeyedAggregator:
     def sum(
         self, ask: Asks, request: Wanted, expected: bytes | None = None, *, whole: bool = False
     ) -> Exchange[Sum | Aborted]:
-        """Ask the cohort of the last set-up and sum the survivors' uploads; aborts where they are too few.
+        """Ask the cohort of the last set-up and sum the survivors' uploads; abort if they are too few.
 
         ask: the protocol's own message, one for all or one for each silo, whose field ``encoding`` is
-        ``wanted.fraction_bits``. A silo without one counts as missing.
-        expected: the digest of what all silos were asked (`moretta.secure_aggregation.sums.Query`); None where the
-        aggregator does not know all of it. Silos whose digest differs from most others' are then left out.
-        whole: abort where any silo is missing.
-        Also aborts where any silo has helped to open another sum of this round (`Reason.SPENT`).
+        ``wanted.fraction_bits``. A silo without one counts as missing. expected: the digest of the query
+        (`moretta.secure_aggregation.sums.Query`); None if the aggregator does not know all of it. Silos whose digest
+        differs from most others' are then left out. whole: abort if any silo is missing. Also aborts if any silo has
+        helped to open another sum of this round (`Reason.SPENT`).
         """
         relayed = yield from self.relay(ask, request, expected, whole=whole)
         if isinstance(relayed, Aborted):
@@ -297,7 +289,7 @@ class KeyedAggregator:
     ) -> Exchange[Relayed | Aborted]:
         """Ask and add up as `sum` does, for the members to read by `Contributor.read`.
 
-        Where they blinded their uploads, the aggregator sees uniform ring elements, also for the weight.
+        If they blinded their uploads, the aggregator sees uniform ring elements, also for the weight.
         """
         if self._agreed is None:
             raise MisuseError("a sum was asked for without a set-up; expected `setup` to have succeeded")

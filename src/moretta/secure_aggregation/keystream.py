@@ -1,11 +1,11 @@
-"""Where secret randomness comes from: one root per role, named derivations, and a stream cipher.
+"""The source of secret randomness: one root per role, named derivations, and a stream cipher.
 
     root (32 bytes of the operating system)
       └─ HKDF-SHA256(root, purpose) ── a key of 32 bytes for one purpose
-           └─ AES-128-CTR ── as many pseudorandom bytes as wanted, the same on every machine
+           └─ AES-128-CTR ── pseudorandom bytes of any number, the same on every machine
 
-A purpose is a list of whole numbers, texts and bytes, encoded without ambiguity and bound to this format's version,
-so that keys for two purposes are independent. Nothing here is ever derived from a training seed.
+A purpose is a list of whole numbers, texts and bytes, encoded without ambiguity and bound to this format's version, so
+that keys for two purposes are independent. Nothing here is ever derived from a training seed.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def encode_purpose(*purpose: int | str | bytes) -> bytes:
 
 
 def encode_parts(*purpose: int | str | bytes) -> bytes:
-    """Encode the parts of a purpose, as they stand behind the version."""
+    """Encode the parts of a purpose, which follow the version."""
     return b"".join(map(_part, purpose))
 
 
 @lru_cache(maxsize=1 << 14)
 def encode_names(*names: str) -> bytes:
-    """Encode silos' names as `encode_parts` does, once: a round says them often. Nothing secret may be one."""
+    """Encode silos' names as `encode_parts` does, once: a round uses them often. No name may be secret."""
     return encode_parts(*names)
 
 
@@ -76,7 +76,7 @@ def derive(secret: bytes, *purpose: int | str | bytes) -> bytes:
 
 
 def derive_once(secret: bytes, purpose: bytes) -> bytes:
-    """Return what `derive` does, for a purpose that `encode_purpose` encoded."""
+    """Return what `derive` does, for an encoded purpose."""
     extracted = hmac.digest(bytes(KEY_BYTES), secret, "sha256")
     return hmac.digest(extracted, purpose + b"\x01", "sha256")
 
@@ -85,7 +85,7 @@ class Extracted:
     """A secret after the first of HKDF's two steps, extract and expand, from which many keys are derived.
 
     A masked round of 100 silos derives 4,000 keys of masks from as many seeds. So HMAC (RFC 2104) is kept as its two
-    digests, begun: half the time of an object of `hmac`. The representation is redacted.
+    begun digests: half the time of an object of `hmac`. The representation is redacted.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -93,7 +93,7 @@ class Extracted:
         self._inner, self._outer = (hashlib.sha256(key.translate(padded)) for padded in PADDED)
 
     def derive_for(self, purpose: bytes) -> bytes:
-        """Return what `derive` does, for a purpose that `encode_purpose` encoded."""
+        """Return what `derive` does, for an encoded purpose."""
         inner, outer = self._inner.copy(), self._outer.copy()
         inner.update(purpose + b"\x01")  # the first block of output, which is all of it
         outer.update(inner.digest())
@@ -106,7 +106,7 @@ class Extracted:
 class SecretRoot:
     """The 32 bytes from which a role derives all secret randomness that its run's result depends on.
 
-    They come from the operating system and are kept only in the role's own checkpoint. The representation is redacted.
+    They are drawn from the operating system and kept only in the role's own checkpoint. The representation is redacted.
     """
 
     def __init__(self, root: bytes) -> None:
@@ -180,7 +180,7 @@ class Keystream:
     def permutation(self, count: int) -> NDArray[np.int64]:
         """Return a uniform permutation of range(count), int64[count]: the order of `count` random 64-bit integers.
 
-        Two equal integers (chance below count^2 / 2^65) keep their order, a bias far below what could be seen.
+        Two equal integers (chance below count^2 / 2^65) keep their order, an invisible bias.
         """
         return np.argsort(self.integers(count, 64), kind="stable")
 

@@ -3,8 +3,8 @@
 An upload is masked in one pass over its weight and then its tensors in the order of their names, by one stream of
 AES-128-CTR for each neighbour and one for the silo itself. Every stream's key is bound to the sum's `Label`: run,
 round, attempt, take, the cohort's digest (names, keys and graph), the names, shapes and encoding of all tensors, and
-the digest of what was asked (`moretta.secure_aggregation.sums`). A server might ask one silo for another encoding, so
-that the others' parts round to nothing beside it, or send it another model. Its masks then do not cancel.
+the digest of the query (`moretta.secure_aggregation.sums`). A server might ask one silo for another encoding, so that
+the others' parts round to nothing beside it, or send it another model. Its masks then do not cancel.
 """
 
 import hashlib
@@ -21,19 +21,19 @@ from moretta.secure_aggregation.keystream import Extracted, Keystream, derive, d
 from moretta.secure_aggregation.sums import Relayed, Sum, Wanted
 
 Label = tuple[str, int, int, int, bytes, bytes]
-"""What one sum is about: run, round, attempt, take, cohort digest, SHA-256 of its tensors and of what was asked."""
+"""The purpose of one sum: run, round, attempt, take, cohort digest, SHA-256 of its tensors and of the query."""
 
 Mask = tuple[bool, bytes]
 """Whether a mask is added (or subtracted), and the secret key of its keystream."""
 
-ZEROS = bytes(8 * CHUNK)  # also how many bytes of a mask are expanded at once
-BLOCK = 4  # times as many bytes of what is masked stay in the cache until all masks are added
+ZEROS = bytes(8 * CHUNK)  # also the number of mask bytes that are expanded at once
+BLOCK = 4  # multiple of those bytes of an upload that stays in the cache until all masks are added
 
 
 def label_of(
     stamp: Stamp, cohort: bytes, shapes: Mapping[str, tuple[int, ...]], encoding: Mapping[str, int], asked: bytes
 ) -> Label:
-    """Return the label of a sum. shapes: by tensor. encoding: as the ask carries it. asked: its digest."""
+    """Return the label of a sum. shapes: by tensor. encoding: from the ask. asked: the query's digest."""
     summed = _summed(tuple(sorted(shapes.items())), tuple(sorted(encoding.items())), asked)
     return stamp.run, stamp.round, stamp.attempt, stamp.take, cohort, summed
 
@@ -42,7 +42,7 @@ def label_of(
 def _summed(
     shapes: tuple[tuple[str, tuple[int, ...]], ...], encoding: tuple[tuple[str, int], ...], asked: bytes
 ) -> bytes:
-    """Return the digest of what is summed, the same for all silos of a sum."""
+    """Return the digest of the summands' description, the same for all silos of a sum."""
     parts: list[int | str | bytes] = [asked]
     for name, shape in shapes:
         parts += [name, len(shape), *shape]
@@ -53,7 +53,7 @@ def _summed(
 
 @lru_cache(maxsize=8)
 def begun(kind: str, label: tuple[int | str | bytes, ...]) -> bytes:
-    """Return what encoded purposes of one kind begin with in a sum or set-up: a silo has one for each neighbour."""
+    """Return the common start of a sum's or set-up's encoded purposes of one kind, which a silo has per neighbour."""
     return encode_purpose(kind, *label)
 
 
@@ -69,7 +69,7 @@ def self_key(secret: bytes, label: Label, silo: str) -> bytes:
 
 
 def blind_key(secret: bytes, label: Label, silo: str) -> bytes:
-    """Return the key of the keystream by which a silo hides its part of one sum from anyone who adds it up."""
+    """Return the key of the keystream by which a silo hides its part of one sum from the role that adds it up."""
     return derive(secret, "blind", *label, silo)
 
 
@@ -85,7 +85,7 @@ def add_masks(words: Words, masks: Sequence[Mask]) -> None:
     streams = opened if flat.size <= BLOCK * chunk else list(opened)
     mask = np.empty(min(flat.size, chunk), dtype=words.dtype)
     for block in range(0, flat.size, BLOCK * chunk):
-        chunks = list[tuple[Words, Words, memoryview, memoryview]]()  # with as long a part of the mask, and its bytes
+        chunks = list[tuple[Words, Words, memoryview, memoryview]]()  # with a mask part of equal length, and its bytes
         for start in range(block, min(block + BLOCK * chunk, flat.size), chunk):
             part = flat[start : start + chunk]
             over = mask[: part.size]
@@ -99,10 +99,7 @@ def add_masks(words: Words, masks: Sequence[Mask]) -> None:
 
 
 class Labels:
-    """The tensors that were masked since a set-up; each may be masked once under a stamp.
-
-    Stamps only go forward, so it keeps the tensors of the latest stamp alone.
-    """
+    """The tensors masked since a set-up, once under a stamp; stamps rise, so only the latest one's are kept."""
 
     def __init__(self, setup: Stamp) -> None:
         self._stamp, self._used = setup, set[str]()
@@ -129,7 +126,7 @@ def read(
     *,
     public_weights: bool,
 ) -> Sum:
-    """Return the result of a relayed sum: take off the blinds of all silos in it, and decode.
+    """Return the result of a relayed sum: remove the blinds of all silos in it, and decode.
 
     Raises `moretta.errors.PeerError` for elements of another ring, other tensors, or an impossible encoding or weight.
     """
@@ -147,7 +144,7 @@ def read(
     if blind is not None:
         add_masks(whole[public_weights:], [(False, blind_key(blind, label, silo)) for silo in relayed.silos])
     request = Wanted(shapes_of(tensors), encoding, encoding[MOST_WEIGHT])
-    if not len(relayed.silos) <= int(weight) <= request.most_weight:  # also where another blind's key was used
+    if not len(relayed.silos) <= int(weight) <= request.most_weight:  # also if another blind's key was used
         raise PeerError(
             f"expected weights that sum to {len(relayed.silos)} to {request.most_weight}, got {int(weight)}; some silo "
             "did not follow the protocol"

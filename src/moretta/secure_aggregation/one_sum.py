@@ -1,50 +1,51 @@
-"""One sum of a round: what a silo has helped to open, and what it answers to any other sum of the same uploads.
+"""One sum of a round: the sums that a silo has helped to open, and its answers to others of the same uploads.
 
 **Why.** Two sums of the same uploads over different silos can be subtracted, and the difference is a silo's own
-numbers. A server may ask for a round again because it was killed and resumes from a checkpoint, because it repeats what
-failed, or because it wants to subtract. A silo cannot tell these apart, so it treats them alike: of the uploads of one
-round and take it helps to open one sum, over one set S of survivors, once in its life.
+numbers. A server may ask for a round again because it was killed and resumes from a checkpoint, because it repeats a
+failed step, or because it wants to subtract. A silo cannot distinguish these, so it treats them alike: of the uploads
+of one round and take it helps to open one sum, over one set S of survivors, once in its life.
 
-**What a silo keeps** for each (run, what is summed, round): the highest take that it was bound in, SHA-256 of what was
-asked (`moretta.secure_aggregation.sums`) and of what was sent to it alone, S, and whether it gave shares. A sum's name
-is "" for the upload of a round; statistics and scores have names, belong to no round, and are of all rows. The silo
-also keeps what it answers before it uploads (cross-entropy under PBPFL), without an S: in a take it answers one
-question. In a run of a CGD group, the run id has the group's name in it.
+**A silo's record** for each (run, what is summed, round): the highest take that it was bound in, SHA-256 of the query
+(`moretta.secure_aggregation.sums`) and of what only this silo received, S, and whether it gave shares. A sum's name is
+"" for the upload of a round; statistics and scores have names, belong to no round, and are of all rows. The silo also
+records its answers before an upload (cross-entropy under PBPFL), without an S: in a take it answers one question. In a
+run of a CGD group, the run id contains the group's name.
 
 **States** of one such sum:
 
     FREE     the silo has helped to open nothing of it
-    BOUND    the silo has said who is in it: with a roster by its signature of S, without one by giving shares
+    BOUND    the silo has confirmed its silos: with a roster by its signature of S, without one by giving shares
     GIVEN    shares may have been sent
 
-**An ask** relates in one of four ways to what was kept: a LOWER take; the SAME take, digest and (once known) S; the
-same take but OTHER than that; or a HIGHER take. Where all rows are used (a batch of more than half of them, local
-epochs), all takes have the same rows, so any further take is OTHER too. A sum once a run (statistics, scores) is the
-SAME over the same S alone. One of them may stand `beside` another: then both are over one S in a run, as their
-difference would be of the silos that one of them lacks. So are all statistics, each of which has the number of rows.
+**An ask** relates in one of four ways to the record: a LOWER take; the SAME take, digest and (once known) S; the same
+take but OTHER than that; or a HIGHER take. Where all rows are used (a batch of more than half of them, local epochs),
+all takes have the same rows, so any further take is OTHER too. A sum once a run (statistics, scores) is the SAME over
+the same S alone. One of them may stand `beside` another: then both are over one S in a run, as their difference would
+be of the silos in one of them alone. So are all statistics, each of which has the number of rows.
 
 `TABLE` has all moves. Any other move raises `moretta.errors.SumSpent`, changes nothing, and costs no silo the round:
-the server goes on to the take that the silo names, with other rows, or where all rows are used repeats its ask to S.
+the server continues with the take that the silo names, with other rows, or where all rows are used repeats its ask to
+S.
 
     event   the silo is about to
     ASKED   compute an upload; its survivors are not known yet
-    BINDS   say who is in the sum
-    GIVES   give shares, which says so too
+    BINDS   confirm the silos of the sum
+    GIVES   give shares, which confirms them too
 
-**On disk.** A line is written, and not only buffered, before what it says leaves the silo, so a killed process forgets
-nothing. One force to the disk reserves `AHEAD` rounds: after a loss of power, reserved rounds of which nothing is known
-count as spent, and have a further take. Where all rows are used there is no further take, so each round is forced by
-itself, and none is reserved. Every line is forced at a site that cannot see a loss of power
-(`moretta.engines.journal.UNKNOWN`). ``docs/one-sum.md`` says what all this does not stop: round number and model are
-the server's own words. Against sums of nearly the same model over several sets stands ``apart = m``. The sets that a
-silo has helped cut their silos into parts: two silos are in one part where each set has both or neither. In any linear
+**On disk.** A line is written, and not only buffered, before its content leaves the silo, so a killed process forgets
+nothing. One force to the disk reserves `AHEAD` rounds: after a loss of power, reserved rounds without a record count as
+spent, and have a further take. Where all rows are used there is no further take, so each round is forced separately,
+and none is reserved. Every line is forced at a site that cannot detect a loss of power
+(`moretta.engines.journal.UNKNOWN`). ``docs/one-sum.md`` lists what all this does not stop: the server alone names round
+number and model. ``apart = m`` protects against sums of nearly the same model over several sets. The sets that a silo
+has helped cut their silos into parts: two silos are in one part where each set has both or neither. In any linear
 combination of these sums the silos of a part have one factor. The silo helps no set that makes a part of fewer than m.
 
-**Answers that a silo gives once** (`Answers`): what each follows from is recorded before it leaves. Some questions may
-be asked once, because two answers together tell what neither does: two z of one take (CGD), the comparison with two
+**Answers that a silo gives once** (`Answers`): the inputs of each are recorded before it leaves. Some questions may be
+asked once, because two answers together reveal what neither does: two z of one take (CGD), the comparison with two
 lists of ids, the sums of squares around two centers, the scores of two models. A restart and an earlier checkpoint do
-not change that, and neither do another session, attempt, cohort or group. The same question again is answered again:
-its answer tells nothing new.
+not change that, and neither do another session, attempt, cohort or group. The same question is answered again: its
+answer reveals nothing new.
 """
 
 import hashlib
@@ -58,31 +59,31 @@ from moretta.errors import PeerError, SumSpent
 from moretta.secure_aggregation.keystream import encode_parts
 from moretta.secure_aggregation.sums import STATISTICS, Query
 
-DIGEST = 16  # bytes of each digest that are kept
-LINE = "answer"  # how a line of an answer begins
+DIGEST = 16  # bytes of each recorded digest
+LINE = "answer"  # the start of an answer's line
 
 
 class Answers:
     """What one silo has answered, by run.
 
     Args:
-        keep: takes a line, and returns when the disk has it; it raises where that is not possible.
-        over_runs: whether what follows from rows alone is answered once in all runs together, or once in each.
+        keep: takes a line, and returns when the disk has it; raises if that fails.
+        over_runs: whether an answer from rows alone is given once in all runs together, or once in each.
     """
 
     def __init__(self, keep: Callable[[str], None] = lambda line: None, *, over_runs: bool = False) -> None:
         self._keep, self._over_runs = keep, over_runs
-        self._held = dict[tuple[str, str], str]()  # by run and what is answered
-        self.scored: Mapping[str, float] = {}  # what a model scored last on the silo's own rows; neither kept nor sent
+        self._held = dict[tuple[str, str], str]()  # by run and the answer's name
+        self.scored: Mapping[str, float] = {}  # the last model's scores on the silo's own rows; neither kept nor sent
 
     def hold(self, run: str, name: str, *content: int | str | bytes, lasting: bool = False) -> bool:
-        """Record that an answer is about to be given, unless another one was.
+        """Record an answer before it is given, unless another one was.
 
         Args:
             run: the id in the question's stamp.
             name: of the answer, one for all questions of which one is answered.
-            content: what the answer follows from.
-            lasting: whether it follows from rows alone, and so would tell something new in another run.
+            content: the inputs of the answer.
+            lasting: whether it follows from rows alone, and so would reveal something new in another run.
 
         Returns:
             Whether this is the first such answer, or the same again. Nothing is recorded otherwise.
@@ -95,11 +96,11 @@ class Answers:
         return self._held[key] == digest
 
     def names(self, run: str) -> list[str]:
-        """Return the names of what was answered in a run, its groups, or all runs together; "" for any run."""
+        """Return the names of answers in a run, its groups, or all runs together; "" for any run."""
         return [name for held, name in self._held if not run or held.rpartition("/")[2] in (run, "")]
 
     def read(self, run: object, name: object, digest: object) -> None:
-        """Restore a line that was kept. Raises ValueError for anything else."""
+        """Restore a recorded line. Raises ValueError for anything else."""
         if not (isinstance(run, str) and isinstance(name, str) and isinstance(digest, str)):
             raise ValueError("expected the record of an answer")
         self._held[run, name] = digest
@@ -109,7 +110,7 @@ class Answers:
 
 
 AHEAD = 16  # rounds that one force to the disk reserves
-BEFORE = "before the upload"  # the name of what a silo answers before it uploads
+BEFORE = "before the upload"  # the name of an answer before the upload
 
 Survivors = tuple[str, ...]
 
@@ -123,7 +124,7 @@ class State(Enum):
 
 
 class Relation(Enum):
-    """How an ask relates to what the silo has helped to open."""
+    """The relation of an ask to the sums that the silo has helped to open."""
 
     LOWER = auto()
     SAME = auto()
@@ -132,7 +133,7 @@ class Relation(Enum):
 
 
 class Event(Enum):
-    """What the silo is about to do."""
+    """The silo's next action."""
 
     ASKED = auto()
     BINDS = auto()
@@ -158,12 +159,12 @@ TABLE: Mapping[tuple[State, Relation, Event], State] = {
     (State.GIVEN, Relation.HIGHER, Event.BINDS): State.BOUND,
     (State.GIVEN, Relation.HIGHER, Event.GIVES): State.GIVEN,
 }
-"""The next state, by the state, the relation of the ask to it, and what the silo is about to do."""
+"""The next state, by the state, the relation of the ask to it, and the silo's next action."""
 
 
 @dataclass(frozen=True)
 class Helped:
-    """The record of one sum. survivors: empty where a loss of power has lost them."""
+    """The record of one sum. survivors: empty if a loss of power has lost them."""
 
     state: State
     take: int
@@ -178,13 +179,12 @@ Key = tuple[str, str, int]  # run, what is summed, round
 class HelpedSums:
     """All sums that one silo has helped to open.
 
-    `lines`: what `keep` was given in earlier processes, in order. `keep`: takes a line, and whether the disk must have
-    it before it returns. `powered`: a name for the time since the machine was started; under another name, lines that
-    were not forced may be lost; "" where that does not matter. `over_runs`: whether a statistic is over one set in all
-    runs together (where a silo is a site of its own), or in each run. `apart`: see the opening. `repeats`: whether the
-    silo's owner allows rounds of all its rows over other sets too. `fewest`: the fewest silos that it helps to sum.
-    `answers`: the rest of the record.
-    Raises `moretta.errors.PeerError` for lines that are not its own.
+    `lines`: the lines of `keep` in earlier processes, in order. `keep`: takes a line, and whether the disk must have it
+    before it returns. `powered`: a name for the time since the machine was started; under another name, lines that were
+    not forced may be lost; "" where that does not matter. `over_runs`: whether a statistic is over one set in all runs
+    together (where a silo is a site of its own), or in each run. `apart`: see the module. `repeats`: whether the silo's
+    owner allows rounds of all its rows over other sets too. `fewest`: the fewest silos that it helps to sum. `answers`:
+    the rest of the record. Raises `moretta.errors.PeerError` for lines that are not its own.
     """
 
     def __init__(
@@ -203,14 +203,14 @@ class HelpedSums:
         self.answers = Answers(lambda line: keep(line, True), over_runs=over_runs)
         self._over_runs, self._apart, self._repeats = over_runs, apart, repeats
         self._helped = dict[Key, Helped]()
-        self._last = dict[tuple[str, str], int]()  # the latest round that was bound
+        self._last = dict[tuple[str, str], int]()  # the latest bound round
         self._reserved = dict[tuple[str, str], int]()
         self._lost = dict[tuple[str, str], int]()  # the last round that a loss of power may have lost
         self._sets = dict[Survivors, int]()
         self._read(lines)
 
     def ask(self, stamp: Stamp, asked: Query, cohort: Iterable[str]) -> None:
-        """Raise `moretta.errors.SumSpent` where an upload could be in no sum that this silo may help to open."""
+        """Raise `moretta.errors.SumSpent` if an upload could be in no sum that this silo may help to open."""
         for query in _sums_of(asked):
             helped = self._kept_of(self._key(stamp, query))
             self._next(helped, stamp, query, Event.ASKED, None)
@@ -219,9 +219,9 @@ class HelpedSums:
                 raise _spent(helped, stamp, query)
 
     def answer(self, stamp: Stamp, asked: Query) -> None:
-        """Record, beforehand, that this silo answers a question before it uploads; in a take, one question alone.
+        """Record a question before this silo answers it ahead of an upload; in a take, one question alone.
 
-        Raises `moretta.errors.SumSpent`, and keeps nothing, where it has answered another question in this take, or one
+        Raises `moretta.errors.SumSpent`, and records nothing, if it has answered another question in this take, or one
         of a later take.
         """
         key = stamp.run, BEFORE, stamp.round
@@ -232,10 +232,10 @@ class HelpedSums:
             self._write(key, record, whole=asked.whole)
 
     def bind(self, stamp: Stamp, asked: Query, survivors: Survivors, *, gives: bool) -> None:
-        """Record, beforehand, that this silo says who is in a sum. gives: whether it gives shares.
+        """Record the silos of a sum before this silo confirms them. gives: whether it gives shares.
 
-        Raises `moretta.errors.SumSpent`, and keeps nothing, where it has helped to open another sum of the round;
-        `moretta.errors.PeerError` where that set with the earlier ones could isolate fewer than `apart` silos.
+        Raises `moretta.errors.SumSpent`, and records nothing, if it has helped to open another sum of the round;
+        `moretta.errors.PeerError` if that set with the earlier ones could isolate fewer than `apart` silos.
         """
         event = Event.GIVES if gives else Event.BINDS
         records = dict[Key, Helped]()
@@ -273,7 +273,7 @@ class HelpedSums:
             return Relation.LOWER
         if stamp.take > helped.take and not asked.whole:
             return Relation.HIGHER
-        # When the silo is first asked, what was sent to it alone is not known yet.
+        # At the first ask, the content for this silo alone is not known yet.
         same = asked.once or (stamp.take == helped.take and helped.digest.startswith(_kept(asked)))
         return Relation.SAME if same and survivors in (None, helped.survivors) else Relation.OTHER
 
@@ -362,7 +362,7 @@ def _atoms(sets: Iterable[Survivors]) -> set[frozenset[str]]:
 
 
 def _sums_of(asked: Query) -> list[Query]:
-    """Return what an upload is asked for, and the sum of the run that it stands beside, if any."""
+    """Return the query of an upload, and the sum of the run that it stands beside, if any."""
     lasting = asked.beside == STATISTICS
     return [asked, replace(asked, once=asked.beside, lasting=lasting)] if asked.beside else [asked]
 

@@ -1,7 +1,7 @@
 """Pairwise masks and self-masks: `moretta.secure_aggregation` has the equation and what it hides.
 
-`moretta.secure_aggregation.masks` expands the masks; `moretta.secure_aggregation.unmasking` has the steps that
-complete the sum over the survivors.
+`moretta.secure_aggregation.masks` expands the masks; `moretta.secure_aggregation.unmasking` has the steps that complete
+the sum over the survivors.
 """
 
 import math
@@ -30,9 +30,9 @@ RINGS = frozenset({np.dtype(np.uint32), np.dtype(np.uint64)})
 class MaskedUpload(Message):
     """y_k by tensor and the weight, uint32 or uint64, masked; and the self-mask's secret in sealed shares.
 
-    `maker`: whose upload it is, so that another's is noticed before masks are opened. `asked`: the digest of what this
-    answers. `committed`: `moretta.secure_aggregation.unmasking.commitment`. `sealed`, `digests`: one behind the other,
-    in the order of the holders' names; the silo's own share has only a digest.
+    `maker`: its silo, so that another's is detected before masks are opened. `asked`: the digest of the query.
+    `committed`: `moretta.secure_aggregation.unmasking.commitment`. `sealed`, `digests`: concatenated, in the order of
+    the holders' names; the silo's own share has only a digest.
     """
 
     SHARES: ClassVar[frozenset[str]] = frozenset({"committed", "sealed", "digests"})
@@ -57,16 +57,13 @@ class MaskedUpload(Message):
 
     @property
     def levels(self) -> int:
-        """How many seeds of noise are shared along with the self-mask's secret."""
+        """The number of seeds of noise shared with the self-mask's secret."""
         return 0
 
 
 @message("secure-aggregation/noised")
 class NoisedUpload(MaskedUpload):
-    """The same of a silo whose noise may be taken off in part: each share is sealed with a share of every seed.
-
-    noise: the commitments to the seeds, one behind the other.
-    """
+    """The same with removable noise, whose shares are sealed with the others. noise: concatenated commitments."""
 
     SHARES: ClassVar[frozenset[str]] = MaskedUpload.SHARES | {"noise"}
 
@@ -79,7 +76,7 @@ class NoisedUpload(MaskedUpload):
 
     @property
     def levels(self) -> int:
-        """How many seeds of noise are shared along with the self-mask's secret."""
+        """The number of seeds of noise shared with the self-mask's secret."""
         return unmasking.count_of(self.noise, unmasking.DIGEST_BYTES)
 
 
@@ -150,7 +147,7 @@ def _unmasked(planned: PlannedSum, replies: Replies, asked: bytes) -> Exchange[R
 def _confirmed(
     planned: PlannedSum, label: Label, replies: Replies
 ) -> Exchange[Mapping[str, Confirmed | None] | Aborted]:
-    """Return the survivors and their confirmations, each None where no silo is missing and none signs."""
+    """Return the survivors and their confirmations, each None if no silo is missing and none signs."""
     cohort, roster = planned.cohort, planned.rules.roster
     survivors, gone, because = tuple(sorted(replies.answers)), dict(replies.missing), ""
     while not (because := cohort.shortage(survivors) or ""):
@@ -182,7 +179,7 @@ def _confirmed(
 def _secrets(
     planned: PlannedSum, label: Label, uploads: Mapping[str, MaskedUpload], confirmed: Mapping[str, Confirmed | None]
 ) -> Exchange[tuple[Mapping[str, bytes], Mapping[str, SelfMaskShares]] | Aborted]:
-    """Return the survivors' self-mask secrets and what they gave; aborted where too few holders gave valid shares."""
+    """Return the survivors' self-mask secrets and their replies; abort if too few holders gave valid shares."""
     cohort, survivors, summed = planned.cohort, tuple(uploads), unmasking.shares_of(label)
     signed = {silo: reply.signature for silo, reply in confirmed.items() if reply and reply.signature}
     circles = {silo: cohort.circle(silo) & uploads.keys() for silo in survivors}
@@ -246,7 +243,7 @@ def seeds_of(
     threshold: int,
     first: int,
 ) -> dict[str, bytes]:
-    """Return the seeds from which on noise is taken off, by silo; those that cannot be had are not among them.
+    """Return the seeds from which on noise is removed, by silo, without those that cannot be reconstructed.
 
     replies: by holder. points: of the holders' shares. first: the seeds' number.
     """
@@ -271,7 +268,7 @@ def seeds_of(
 def take_off_excess(
     tensors: Mapping[str, Words], plan: Wanted, levels: Levels, first: int, seeds: Collection[bytes]
 ) -> None:
-    """Take the components from `first` on, which follow from these seeds, off a sum in place."""
+    """Subtract the components from `first` on, which follow from these seeds, from a sum in place."""
     count = sum(words.size for words in tensors.values())
     for seed in seeds:
         drawn = removable_noise(seed, first, levels, count).view(np.uint64)  # modulo 2^64, of which 2^b is a part
@@ -287,7 +284,7 @@ def _put_together(
     circles: Mapping[str, Collection[str]],
     replies: Replies,
 ) -> tuple[dict[str, bytes], dict[str, Missing]]:
-    """Return the self-masks' secrets that the replies give, and whom to leave out where some secrets are missing.
+    """Return the self-masks' secrets from the replies, and the silos to leave out if some secrets are missing.
 
     circles: by survivor, the survivors that hold shares of its secret.
     """
@@ -323,7 +320,7 @@ def summed(
     *,
     public: bool,
 ) -> Relayed:
-    """Add uploads in the ring, where masks between survivors cancel, and take off the others.
+    """Add uploads in the ring, where masks between survivors cancel, and subtract the others.
 
     masks: by `recovered_masks`. empty: makes the vector of the sum. public: whether weights are, and have no mask.
     """

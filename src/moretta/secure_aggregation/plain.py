@@ -20,20 +20,20 @@ from moretta.secure_aggregation.sums import Asks, Query, Relayed, Shapes, Sum, W
 
 @message("secure-aggregation/plain")
 class PlainUpload(Message):
-    """x_k by tensor, in a dtype of real numbers, N_k, and the digest of what was asked."""
+    """x_k by tensor, in a dtype of real numbers, N_k, and the digest of the query."""
 
     tensors: Tensors
     weight: Annotated[int, within(1)]
     asked: Digest
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless there are real numbers."""
+        """Raise `moretta.errors.PeerError` unless all tensors are real numbers."""
         if not all(array.dtype.kind in "fiu" for array in self.tensors.values()):
             raise PeerError(f"{self.TAG}: expected real numbers")
 
     @classmethod
     def unasked(cls, stamp: Stamp, tensors: Tensors, weight: int = 1) -> Self:
-        """Return one that answers no message of ours, as a model or a result in another framework does."""
+        """Return an upload that answers no message of ours, such as a model or a result in another framework."""
         return cls(stamp=stamp, tensors=tensors, weight=weight, asked=bytes(DIGEST_BYTES))
 
 
@@ -42,18 +42,18 @@ IN_THE_CLEAR = 'scheme = "none" sums in the clear, so nothing can be blinded or 
 
 
 class PlainContributor:
-    """A silo's half: uploads what it is given. run: the id of the run; empty for any."""
+    """A silo's half: uploads its input. run: the id of the run; empty for any."""
 
     def __init__(self, run: str = "") -> None:
         self._run = run
 
     @property
     def members(self) -> Sequence[str]:
-        """Nobody: there are no keys to agree on."""
+        """Empty: the scheme has no key agreement."""
         return ()
 
     def levels(self, noise: Noise) -> Levels:
-        """Return the components of the silo's noise: all of it, as its upload is seen alone."""
+        """Return the components of the silo's noise: all of it, as its upload is in the clear."""
         return noise.levels(1, 0)
 
     def answer(self, message: Message) -> Message | None:
@@ -83,7 +83,7 @@ class PlainContributor:
         clear: dict[str, Array] = {name: sums.as_real(name, values) for name, values in tensors.items()}
         try:
             return PlainUpload(stamp=stamp, tensors=clear, weight=weight, asked=asked.digest)
-        except PeerError as error:  # a message looks whether its numbers are finite, and once is enough
+        except PeerError as error:  # a message checks that its numbers are finite, and once is enough
             raise RangeError(f"{error}; nothing was sent") from None
 
     def read(
@@ -95,7 +95,7 @@ class PlainContributor:
         *,
         asked: Query,
     ) -> Sum:
-        """Raise `moretta.errors.MisuseError`: these sums are in the clear for anyone who adds them up."""
+        """Raise `moretta.errors.MisuseError`: these sums are in the clear for the role that adds them up."""
         raise MisuseError(IN_THE_CLEAR)
 
 
@@ -110,11 +110,11 @@ class PlainAggregator:
 
     @property
     def parties(self) -> int:
-        """How many silos there are."""
+        """The number of silos."""
         return len(self.cohort)
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
-        """Note the cohort; nothing is asked."""
+        """Record the cohort; no message is sent."""
         sums.check_cohort(cohort)
         yield from ()
         self.cohort = tuple(cohort)
@@ -128,7 +128,7 @@ class PlainAggregator:
     def sum(
         self, ask: Asks, request: Wanted, expected: bytes | None = None, *, whole: bool = False
     ) -> Exchange[Sum | Aborted]:
-        """Ask for uploads and average those that come."""
+        """Ask for uploads and average those that arrive."""
 
         def check(silo: str, upload: PlainUpload) -> None:
             sums.check_tensors(request.shapes, upload.tensors)
@@ -141,7 +141,7 @@ class PlainAggregator:
         replies, _ = gathered
         if len(replies.answers) < self._least or (whole and replies.missing):
             return Aborted(replies.missing)
-        # Float sums do not depend on who came first.
+        # Float sums must not depend on the order of arrival.
         ordered: list[PlainUpload] = [replies.answers[silo] for silo in sorted(replies.answers)]
         weight = sum(upload.weight for upload in ordered)
         shares = [upload.weight / weight for upload in ordered]
@@ -149,7 +149,7 @@ class PlainAggregator:
         return Sum(means, weight, dict.fromkeys(request.shapes, 0.0), tuple(sorted(replies.answers)))
 
     def relay(self, ask: Asks, request: Wanted, expected: bytes | None = None) -> Exchange[Relayed | Aborted]:
-        """Raise `moretta.errors.MisuseError`: these sums are in the clear for anyone who adds them up."""
+        """Raise `moretta.errors.MisuseError`: these sums are in the clear for the role that adds them up."""
         raise MisuseError(IN_THE_CLEAR)
 
 

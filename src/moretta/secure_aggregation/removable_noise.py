@@ -1,10 +1,10 @@
-"""Noise that is sized for everybody surviving, and more of it that is taken off again where silos are not lost.
+"""Noise that suffices without lost silos, and further noise for losses, which is removed if silos are not lost.
 
 Silos add noise to a sum together, each a part, and some of them may be lost. If each part were sized for the most
 losses, a sum without any would have too much noise. So each silo adds its noise in components, and those that the
-losses did not call for are taken off ("add, then remove"; Jiang, Wang, Chen, EuroSys 2024). In a cohort of n silos up
-to T may be lost, and up to c of them pool with the server all that they know. The others' noise is to leave a variance
-of v, in steps^2 of the lattice. Silo k adds, for each number,
+losses did not need are removed ("add, then remove"; Jiang, Wang, Chen, EuroSys 2024). In a cohort of n silos up to T
+may be lost, and up to c of them share all that they know with the server. The others' noise must leave a variance of v,
+in steps^2 of the lattice. Silo k adds, for each number,
 
     z_k = e_k0 + e_k1 + .. + e_km,     e_kj from N_Z(v_j)     (`moretta.secure_aggregation.discrete_gaussian`)
 
@@ -12,12 +12,12 @@ Level l covers a_l .. b_l losses, and v_0 + .. + v_l = v / (n - b_l - c) + 8. Le
 
     (n - a_l - c) (v_0 + .. + v_l) <= 1.05 v
 
-or cover one number of losses. When K silos are left, in level l, the components l+1 .. m of all of them are taken off.
+or cover one number of losses. When K silos are left, in level l, the components l+1 .. m of all of them are removed.
 The K - c others' noise then has a variance of v + 8 or more, and of 1.05 v at most (where a level covers one number of
 losses, of v + 8 (K - c), which is less). By (B) of that module it is a discrete Gaussian's. Components are whole steps,
 and the ring adds and subtracts them exactly.
 
-**Seeds.** e_k0 is drawn from the silo's root and never taken off. The others' seeds are a one-way chain,
+**Seeds.** e_k0 is drawn from the silo's root and never removed. The others' seeds are a one-way chain,
 
     seed_1 from the root,     seed_{j+1} = H(seed_j),     e_kj drawn from another HKDF of seed_j
 
@@ -26,26 +26,26 @@ self-masks, sealed together with those shares (`moretta.secure_aggregation.unmas
 asks for a seed by its number: at `Unmask` of the survivors S, each silo computes l from n and |S|, and gives its shares
 of seed_{l+1} of the silos in S alone.
 
-**Nothing that is needed falls.** Let a server that at most c < t of the n silos help open the sum over S, in level l.
-To have seed_j with j <= l of an honest silo k in S, it must have shares of t holders, of which the honest ones were
-asked to unmask another set S', larger than S.
+**Necessary noise stays.** Let a server that at most c < t of the n silos help open the sum over S, in level l. To have
+seed_j with j <= l of an honest silo k in S, it must have shares of t holders, of which the honest ones were asked to
+unmask another set S', larger than S.
 
     without a roster   t holders were asked about S, and t about S'. Of n silos 2 t - n or more were asked about both,
                        and if c < 2 t - n, one of them is honest. It helps to open one sum of a take, so it refused.
     with a roster      all of S and all of S' have signed their set, and an honest silo signs one. So k is not in S',
                        and honest holders that were asked about S' gave no share of k's.
     another take,      has other seeds, and other noise: the root's purpose is of all settings (T and c among them),
-    cohort, or ask     the cohort, what was asked, and the take. A silo that has helped to open the sum of this take
+    cohort, or ask     the cohort, the query, and the take. A silo that has helped to open the sum of this take
                        in another cohort refuses.
-    the same again     has the same seeds in fresh shares. Fewer than t shares of each sharing tell nothing together,
+    the same again     has the same seeds in fresh shares. Fewer than t shares of each sharing reveal nothing together,
                        and a silo that is bound to S gives the shares of S again and no others.
 
 Sparse graphs need a roster for this, as for masks.
 
-The part taken off is independent of the rest, so it tells nothing of that. A silo whose seed cannot be put together,
+The removed part is independent of the rest, so it reveals nothing of that. A silo whose seed cannot be reconstructed,
 as too few holders gave their shares or it committed to something else, leaves its excess in the sum, which is reported;
-the accountant counts on no less noise. A silo that draws other noise than its seeds' is not found, as none that adds
-too little is.
+the accountant counts on no less noise. A silo that draws other noise than its seeds' is not detected, like one that
+adds too little.
 """
 
 from __future__ import annotations
@@ -64,23 +64,20 @@ from moretta.secure_aggregation.discrete_gaussian import SMOOTH, discrete_gaussi
 from moretta.secure_aggregation.keystream import Keystream, derive
 from moretta.secure_aggregation.shamir import random_secret
 
-RATIO = 1.05  # of the noise that is left to the noise that is wanted, at most
+RATIO = 1.05  # the most, of the remaining noise to the planned noise
 LEAST = 16.0  # of a component's variance, from which on (B) holds
 
 
 @dataclass(frozen=True)
 class Levels:
-    """The components of each silo's noise in one cohort.
-
-    variances: v_0 .. v_m, in steps^2. most: b_0 .. b_m, the most losses that each level covers.
-    """
+    """Components of each silo's noise in a cohort. variances: v_0 .. v_m, in steps^2. most: b_0 .. b_m, losses."""
 
     variances: tuple[float, ...]
     most: tuple[int, ...]
 
     @property
     def removable(self) -> int:
-        """How many components may be taken off: m."""
+        """The number of removable components: m."""
         return len(self.variances) - 1
 
     @property
@@ -89,10 +86,7 @@ class Levels:
         return sum(largest(math.sqrt(variance)) for variance in self.variances)
 
     def first_removed(self, losses: int) -> int:
-        """Return the number of the first component that is taken off after so many losses; m + 1 where none is.
-
-        Raises `moretta.errors.PeerError` for more losses than are tolerated.
-        """
+        """Return the first removed component after losses, m + 1 if none. Raises PeerError for too many losses."""
         if losses > self.most[-1]:
             raise PeerError(
                 f"expected at most {self.most[-1]} silos to be lost, as noise is sized for; lost are {losses}"
@@ -102,17 +96,14 @@ class Levels:
 
 @dataclass(frozen=True)
 class Noise:
-    """The noise wanted in a sum. variance: v, in steps^2. step: of the lattice. colluding: c."""
+    """The noise planned for a sum. variance: v, in steps^2. step: of the lattice. colluding: c."""
 
     variance: float
     step: float
     colluding: int = 0
 
     def levels(self, cohort: int, losses: int) -> Levels:
-        """Return the components of each silo of a cohort of so many, of which some may be lost.
-
-        Raises `moretta.errors.ParameterError` where all that may be left collude.
-        """
+        """Return the components of `cohort` silos with `losses`. Raises ParameterError if all others may collude."""
         return _levels(self.variance, cohort, losses, self.colluding)
 
 
@@ -137,7 +128,7 @@ def _levels(total: float, cohort: int, losses: int, colluding: int) -> Levels:
 
 @dataclass(frozen=True, repr=False)
 class Removable:
-    """What a silo adds to one sum and may be taken off again: its levels, and seed_1 .. seed_m."""
+    """The removable part of a silo's noise in one sum: its levels, and seed_1 .. seed_m."""
 
     levels: Levels
     seeds: Sequence[bytes]

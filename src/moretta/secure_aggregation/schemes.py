@@ -26,10 +26,7 @@ RULES, ORIGIN = Rules(), Origin()
 
 
 def aggregator(scheme: str, ring_bits: int = 64, rules: Rules = RULES) -> Aggregator:
-    """Return the server's half of a scheme. Raises `moretta.errors.ParameterError` for an unknown scheme.
-
-    ring_bits: 32 or 64, the b of Z_2^b; ignored by the scheme ``none``.
-    """
+    """Return the server's half of a scheme. ring_bits: b, 32 or 64. Raises ParameterError for an unknown scheme."""
     if scheme == "none":
         return PlainAggregator(rules.min_survivors)
     return KeyedAggregator(_keyed(scheme), Ring(ring_bits), rules)
@@ -47,9 +44,8 @@ def contributor(
 ) -> Contributor:
     """Return the half of the silo `name`. Raises `moretta.errors.ParameterError` for an unknown scheme.
 
-    helped: what the silo has helped to open (`moretta.secure_aggregation.one_sum`), kept by the caller; None begins
-        empty, and lasts as long as this object.
-    run: the id of the run, as stamps have it; none takes stamps of any.
+    helped: the sums that the silo has helped to open (`moretta.secure_aggregation.one_sum`), kept by the caller; None
+    begins empty, for this object. run: the id of the run, as in stamps; empty for any.
     """
     if scheme == "none":
         return PlainContributor(run)

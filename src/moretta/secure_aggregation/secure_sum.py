@@ -1,4 +1,4 @@
-"""The secure sum by itself, over connections of your own: `secure_sum` at the server, a `SumClient` at each silo.
+"""The secure sum alone, over connections of your own: `secure_sum` at the server, a `SumClient` at each silo.
 
 Both ends exchange bytes, by a function call, a queue or an HTTP request. `moretta.secure_aggregation` has the theory
 and threat model of the messages; one more asks for the upload. One `SumClient` helps open one sum and then no other,
@@ -148,7 +148,7 @@ def _rules(settings: SecureAggregation, roster: Roster | None, silos: Collection
 def _agree(
     server: Aggregator, run: str, silos: Mapping[str, Deliver], pool: ThreadPoolExecutor, least: int
 ) -> tuple[Stamp, Mapping[str, Missing]]:
-    """Set up with the silos that are there; return the stamp of that attempt, and who was missing."""
+    """Set up with the silos that are present; return the stamp of that attempt, and the missing silos."""
     missing = dict[str, Missing]()
     for attempt in range(len(silos) + 1):
         now, cohort = Stamp(run, 1, attempt), [name for name in silos if name not in missing]
@@ -182,7 +182,7 @@ def _asked(ask: Ask, deliver: Deliver, name: str) -> Message | Missing:
         data = deliver(CODEC.encode(message))
     except MorettaError as error:
         return Missing(Reason.REFUSED, str(error))
-    except Exception as error:  # noqa: BLE001  # whatever a connection raises: that silo is gone, and named
+    except Exception as error:  # noqa: BLE001  # any error of a connection: that silo is gone, and named
         return Missing(Reason.DISCONNECTED, f"{type(error).__name__}: {error}")
     try:
         reply = CODEC.decode(data)

@@ -77,14 +77,14 @@ class SecureAggregation(Section):
 
     @property
     def largest(self) -> float:
-        """The limit, with its default filled in."""
+        """The limit, or its default."""
         if self.limit is not None:
             return self.limit
         return 2.0**16 if self.ring_bits == 64 else 2.0**4
 
     @property
     def least(self) -> int:
-        """The fewest silos that a round may end with, with its default filled in."""
+        """The fewest silos at the end of a round, or the default."""
         return self.min_survivors or (1 if self.scheme == "none" else 2)
 
     def sharing_noise(self, silos: int, participation: float = 1.0) -> SecureAggregation:
@@ -92,8 +92,8 @@ class SecureAggregation(Section):
 
         Each silo's noise is scaled to the fewest silos without which the scheme opens no sum. With masks that is the
         threshold of a round's silos, which then does not shrink with the cohort, or `min_survivors` if that is more.
-        With additive shares it is `min_survivors`, or floor(2 / 3 of a round's silos) + 1.
-        silos: all. participation: the fraction of them in a round. With one silo or without masks nothing changes.
+        With additive shares it is `min_survivors`, or floor(2 / 3 of a round's silos) + 1. silos: all. participation:
+        the fraction of them in a round. With one silo or without masks nothing changes.
         """
         if self.scheme == "none" or silos < 2:
             return self
@@ -102,15 +102,15 @@ class SecureAggregation(Section):
         return self.model_copy(update={"min_survivors": fewest})
 
     def playing(self, silos: int, participation: float) -> int:
-        """Return how many silos play a round. silos: all. participation: the fraction of them in a round."""
+        """Return the number of silos in a round. silos: all. participation: the fraction of them in a round."""
         return max(self.least, round(participation * silos))
 
     def fewest(self, chosen: int) -> int:
-        """Return the fewest silos that open a sum under masks, of those that are chosen for a round."""
+        """Return the fewest silos that open a sum under masks, of `chosen` silos in a round."""
         return max(self.least, self.rules(None).plan(chosen).threshold)
 
     def rules(self, roster: Roster | None, participation: Participation | None = None) -> Rules:
-        """Return the rules that all roles share. roster: the file's content. participation: who plays a round."""
+        """Return the rules that all roles share. roster: the file's content. participation: the silos of a round."""
         return Rules(
             participation=participation,
             degree=self.degree,
@@ -124,9 +124,9 @@ class SecureAggregation(Section):
         )
 
     def load_roster(self) -> Roster | None:
-        """Return everybody's keys, if a roster is named. Raises `moretta.errors.ParameterError` for a bad file."""
+        """Return all public keys, if a roster is named. Raises `moretta.errors.ParameterError` for a bad file."""
         return None if self.roster is None else Roster.load(self.roster)
 
     def identity_of(self, silo: str) -> str:
-        """Return the folder of a silo's identity; empty where it has none."""
+        """Return the folder of a silo's identity; empty without one."""
         return (self.identity or "").replace("{silo}", silo)

@@ -1,12 +1,12 @@
 """Shamir's secret sharing (Shamir, "How to share a secret", CACM 22, 1979) over the field of p = 2^255 - 19.
 
 A secret s is the value at 0 of a polynomial of degree t - 1 whose other coefficients are uniform in the field; the
-share of point x >= 1 is its value there. Any t shares give s back by Lagrange's weights at 0::
+share of point x >= 1 is its value there. Any t shares reconstruct s by Lagrange's weights at 0::
 
     s = sum_j w_j f(x_j)  mod p,     w_j = prod_{m != j} x_m / (x_m - x_j)
 
-t - 1 shares fit every secret equally well: they tell nothing, whatever the computing power. A wrong share that is in
-the field is not noticed here: it gives another secret, which the caller must check.
+t - 1 shares fit every secret equally well: they reveal nothing, for any computing power. A wrong share in the field is
+not detected here: it gives another secret, which the caller must check.
 
 The secret and any t - 1 values determine the polynomial, and every choice of values is one of coefficients. So `share`
 draws the shares of the first t - 1 points, and computes the others alone, by Lagrange's weights at their points.
@@ -30,16 +30,16 @@ Random = Callable[[int], bytes]
 
 
 def random_secret(random: Random = os.urandom) -> bytes:
-    """Return a uniform field element, 32 bytes. random: returns as many random bytes as asked."""
+    """Return a uniform field element, 32 bytes. random: returns the requested number of random bytes."""
     return _encode(int.from_bytes(random(DRAWN_BYTES), "little") % PRIME)
 
 
 def share(secret: bytes, threshold: int, points: Sequence[int], random: Random = os.urandom) -> dict[int, bytes]:
-    """Return a share of 32 bytes for each point; any `threshold` of them give the secret back.
+    """Return a share of 32 bytes for each point; any `threshold` of them reconstruct the secret.
 
     `secret`: a field element, 32 bytes. `threshold`: from 2 (with 1 each share is the secret) to the number of points.
     `points`: different, from 1 to p - 1. `random`: gives 48 bytes for each of the first threshold - 1 shares, at once;
-    anything but the operating system is for tests. Raises `moretta.errors.ParameterError` for other arguments.
+    sources other than the operating system are for tests. Raises `moretta.errors.ParameterError` for other arguments.
 
     >>> secret = random_secret()
     >>> shares = share(secret, 2, points=(1, 2, 3))
@@ -63,9 +63,9 @@ def share(secret: bytes, threshold: int, points: Sequence[int], random: Random =
 def reconstruct(shares: Mapping[int, bytes], threshold: int) -> bytes:
     """Return the secret, 32 bytes, from the `threshold` shares of the lowest points; the others are not used.
 
-    shares: by point. threshold: as shared; another one gives another secret.
-    Raises `moretta.errors.PeerError` for too few shares or one that is no field element, and
-    `moretta.errors.ParameterError` for a threshold below 2 or an impossible point.
+    shares: by point. threshold: as shared; another one gives another secret. Raises `moretta.errors.PeerError` for too
+    few shares or one that is no field element, and `moretta.errors.ParameterError` for a threshold below 2 or an
+    impossible point.
     """
     _check_points(shares)
     if threshold < 2:
@@ -84,7 +84,7 @@ def reconstruct(shares: Mapping[int, bytes], threshold: int) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _weights(points: tuple[int, ...], threshold: int) -> tuple[tuple[int, ...], ...]:
-    """Return the weights of the secret and the first shares in each other share; cached, as all uploads have them."""
+    """Return the weights of the secret and the first shares in each other share; cached, as all uploads share them."""
     known = 0, *points[: threshold - 1]
     return tuple(_weights_at(x, known) for x in points[threshold - 1 :])
 
@@ -106,7 +106,7 @@ def _weights_at(place: int, points: tuple[int, ...]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def _scales(points: tuple[int, ...]) -> tuple[int, ...]:
-    """Return what the weights at any place have in common: for each point 1 / prod_{m != j} (x_j - x_m)."""
+    """Return the common factors of the weights at any place: for each point 1 / prod_{m != j} (x_j - x_m)."""
     denominators = []
     for x in points:
         denominator = 1
@@ -144,7 +144,7 @@ def _encode(element: int) -> bytes:
 
 
 def _decode(content: bytes) -> int:
-    """Return the field element; the error says nothing of the content, which is secret."""
+    """Return the field element; errors do not contain the content, which is secret."""
     if len(content) != SHARE_BYTES:
         raise PeerError(f"expected a field element of {SHARE_BYTES} bytes, got {len(content)}")
     element = int.from_bytes(content, "little")

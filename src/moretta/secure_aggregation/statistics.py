@@ -2,16 +2,16 @@
 
     server                                   silo k
       AskMoments(what, order=0)           -->         (where values may be absent)
-                                          <--  upload of rows, values that are there by column
+                                          <--  upload of rows, present values by column
       AskMoments(what, order=1, center=0) -->
                                           <--  upload of rows, sum of x by column
       AskMoments(what, order=2, center=mean) -->
                                           <--  upload of rows, sum of (x - mean)^2 by column
-      AskHistogram(what, low, high)       -->         (of columns whose median is wanted)
-                                          <--  upload of how many values are in each of 64 bins
+      AskHistogram(what, low, high)       -->         (for columns with a median)
+                                          <--  upload of the number of values in each of 64 bins
 
 The server learns the number of rows of all silos together, each column's mean and standard deviation over them, and
-where values may be absent how many are there. Of a column whose median is wanted it learns a histogram. The silos learn
+where values may be absent the number of present ones. For a column with a median it learns a histogram. The silos learn
 the mean from the second ask. With the scheme ``none`` the server sees each silo's.
 
 **Wide integers.** Columns may have any scale, and the server must not know a silo's scale to choose a range. So a
@@ -42,25 +42,26 @@ LIMB_BITS = 20
 LIMBS = 12
 HALF = 1 << (LIMB_BITS - 1)
 LARGEST = 2.0**118
-# Means beyond are taken off afterwards: squares of distances from a far center would be refused for the number of rows
-# alone, and a server would find it by the center from which on a silo refuses. 2^32 rows' squares are within `LARGEST`.
+# Larger means are subtracted afterwards: squares of distances from a far center would be refused for the number of rows
+# alone, and a server would learn it by the center from which on a silo refuses. 2^32 rows' squares are within
+# `LARGEST`.
 CENTERS = 2.0**43
 MOST_ROWS = 1 << 48  # of all silos together: more is no count, and would not fit int64
 MOST_SILOS = 4_000  # sums of so many limbs stay below 2^31
-BLOCK = 1 << 14  # rows that are added up at once, and fewer where they have many columns:
+BLOCK = 1 << 14  # rows summed at once, and fewer where they have many columns:
 BLOCK_NUMBERS = 1 << 20
 MAY_LACK = "input columns"  # the matrix whose values may be absent, NaN
 BINS = 64  # of a histogram: coarse, as each count is of rows of all silos
 ALL = np.empty(0, np.int64)  # columns
 FLAT = 2.0**-46  # a deviation below this fraction of the mean is the rounding of float64 sums, not data
-FAR_FLAT = 1e-7  # where squares are of the values themselves, which have 16 digits
+FAR_FLAT = 1e-7  # for squares of the values themselves, which have 16 digits
 
 
 @message("secure-aggregation/ask-moments")
 class AskMoments(Message):
-    """Upload your rows and, by column, your sum of (x - center)^order of the matrix `what`, over values that are there.
+    """Upload your rows and, by column, your sum of (x - center)^order of the matrix `what`, over present values.
 
-    order: 0, 1 or 2. center: float64[columns]. columns: int64[c], which of the inputs' columns; none for all.
+    order: 0, 1 or 2. center: float64[columns]. columns: int64[c], which of the inputs' columns; empty for all.
     """
 
     what: str
@@ -77,10 +78,7 @@ class AskMoments(Message):
             raise PeerError(f"{self.TAG}: expected the indices of columns, int64[columns], ascending")
 
     def of(self, inputs: NDArray[Any]) -> NDArray[Any]:
-        """Return the columns of inputs [..., columns] that are asked of.
-
-        Raises `moretta.errors.PeerError` where there are not so many.
-        """
+        """Return the requested columns of inputs [..., columns]. Raises `PeerError` for missing ones."""
         if not self.columns.size:
             return inputs
         if self.columns[-1] >= inputs.shape[-1]:
@@ -90,7 +88,7 @@ class AskMoments(Message):
 
 @message("secure-aggregation/ask-histogram")
 class AskHistogram(Message):
-    """Upload how many values of some columns of the matrix `what` are in each of `BINS` equal parts of a range.
+    """Upload the number of values of some columns of the matrix `what` in each of `BINS` equal parts of a range.
 
     columns: int64[c], which columns. low, high: float64[c]; a value outside counts in the first or the last part.
     """
@@ -122,8 +120,8 @@ class Moments:
     """The statistics of all silos' rows together.
 
     `rows`: N over all silos. `mean`, `deviation`: float64[columns]; the deviation is the population's, sqrt of the mean
-    of (x - mean)^2, and exactly 0 in a column that never varies; both are of the values that are there. `present`:
-    int64[columns], how many are.
+    of (x - mean)^2, and exactly 0 in a column that never varies; both are of present values. `present`: int64[columns],
+    their number.
     """
 
     rows: int
@@ -144,11 +142,11 @@ def moments(
 ) -> Exchange[Moments | Aborted]:
     """Return rows, mean and deviation of the silos' matrices `what`: the server's half. With 0 columns, rows only.
 
-    `of`: the indices of the inputs' columns that are asked of, ascending; none for all. `may_lack`: whether values of
-    `MAY_LACK` may be absent, so that those that are there are counted first. `centers`: of squares, by `what`; the
-    first that is asked for is kept in it, and asked for again in every attempt of the run, as silos answer for one.
-    Call it once for each `what` under one stamp. Raises `moretta.errors.PeerError` for an impossible count of rows, and
-    `moretta.errors.ParameterError` for a column in which no silo has any value.
+    `of`: the indices of the requested input columns, ascending; empty for all. `may_lack`: whether values of `MAY_LACK`
+    may be absent, so that present ones are counted first. `centers`: of squares, by `what`; the first requested one is
+    kept in it, and requested again in every attempt of the run, as silos answer for one. Call it once for each `what`
+    under one stamp. Raises `moretta.errors.PeerError` for an impossible count of rows, and
+    `moretta.errors.ParameterError` for a column without a value at any silo.
     """
     counted = list[int]()
     if may_lack:
@@ -181,10 +179,7 @@ def moments(
 def counts(
     aggregator: Aggregator, now: Stamp, columns: int, what: str
 ) -> Exchange[tuple[int, NDArray[np.int64]] | Aborted]:
-    """Return rows and column sums of the silos' matrices of zeros and ones `what`: the server's half, one sum.
-
-    Raises `moretta.errors.PeerError` for sums that no such matrices have.
-    """
+    """Return rows and column sums of 0-1 matrices `what`: the server's half. Raises PeerError for impossible sums."""
     totals = yield from _sums(aggregator, now, what, 1, np.zeros(columns), ALL)
     if isinstance(totals, Aborted):
         return totals
@@ -203,10 +198,7 @@ def histograms(
     high: NDArray[np.float64],
     what: str,
 ) -> Exchange[NDArray[np.int64] | Aborted]:
-    """Return how many values of all silos are in each part of each column's range, int64[columns, BINS].
-
-    Raises `moretta.errors.PeerError` for counts below 0.
-    """
+    """Return all silos' values by part of each column's range, int64[columns, BINS]. Raises PeerError below 0."""
     name = _histogram_of(what)
     silos = len(aggregator.cohort)
     request = aggregator.want({name: (2, len(columns), BINS)}, {name: float(1 << LIMB_BITS)}, silos)
@@ -222,10 +214,10 @@ def histograms(
 
 
 def median_of(counts: NDArray[np.int64], low: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return each column's median, float64[columns], as far as a histogram [columns, BINS] tells it.
+    """Return each column's median, float64[columns], from a histogram [columns, BINS].
 
-    Within the part that holds the median its values are taken as evenly spread, so it is off by (high - low) / BINS at
-    most. Raises `moretta.errors.ParameterError` for a column without any value.
+    Values of the median's part count as evenly spread, so it is off by (high - low) / BINS at most. Raises
+    `moretta.errors.ParameterError` for a column without values.
     """
     medians = np.empty(len(counts))
     for column, bins in enumerate(counts):
@@ -242,14 +234,14 @@ def median_of(counts: NDArray[np.int64], low: NDArray[np.float64], high: NDArray
 def answer_moments(contributor: Contributor, message: AskMoments, matrix: NDArray[np.generic]) -> Message:
     """Return the upload that answers: the silo's half.
 
-    matrix: the silo's, [rows, columns] of numbers, added up in float64; NaN is an absent value, in `MAY_LACK` alone.
-    Raises `moretta.errors.ParameterError` for data that is not finite or has other columns than the
-    server's, and `moretta.errors.RangeError` for sums of 2^118 and more; both name the column by its index.
+    matrix: the silo's, [rows, columns] of numbers, summed in float64; NaN is an absent value, in `MAY_LACK` alone.
+    Raises `moretta.errors.ParameterError` for data that is not finite or has other columns than the server's, and
+    `moretta.errors.RangeError` for sums of 2^118 and more; both name the column by its index.
     """
     if matrix.ndim != 2 or matrix.shape[1] != len(message.center):
         raise RowsError(
             f"`{message.what}`: the server knows {len(message.center)} columns, the silo's data has "
-            f"{matrix.shape[1] if matrix.ndim == 2 else 'no columns'}"  # and how many rows, it keeps to itself
+            f"{matrix.shape[1] if matrix.ndim == 2 else 'no columns'}"  # it keeps its number of rows secret
         )
     sums = [float(len(matrix)), *_column_sums(message.what, matrix, message.center, message.order)]
     name = _tensor(message.what, message.order)
@@ -259,10 +251,7 @@ def answer_moments(contributor: Contributor, message: AskMoments, matrix: NDArra
 
 
 def answer_histogram(contributor: Contributor, message: AskHistogram, matrix: NDArray[np.generic]) -> Message:
-    """Return the upload that answers. matrix: as of `answer_moments`.
-
-    Raises `moretta.errors.PeerError` for columns that the matrix has not.
-    """
+    """Return the upload that answers from a matrix, as `answer_moments`. Raises PeerError for columns it lacks."""
     matrix = loaded(matrix)
     if matrix.ndim != 2 or not 0 <= int(message.columns.min()) <= int(message.columns.max()) < matrix.shape[1]:
         raise PeerError(f"`{message.what}`: expected indices of its columns, got others")
@@ -281,7 +270,7 @@ def answer_histogram(contributor: Contributor, message: AskHistogram, matrix: ND
 def check_exact(encoding: Mapping[str, int]) -> None:
     """Raise `moretta.errors.PeerError` for an encoding that rounds whole numbers.
 
-    Sums of one silo's limbs under several roundings would tell single ones; without rounding all tell the same.
+    Sums of one silo's limbs under several roundings would reveal single ones; without rounding all are equal.
     """
     if any(bits < 0 for name, bits in encoding.items() if name != MOST_WEIGHT):
         raise PeerError("expected an encoding of whole numbers without rounding, got one with negative fraction bits")
@@ -314,7 +303,7 @@ def _histogram_of(what: str) -> str:
 
 
 def _present(what: str, rows: int, counted: Sequence[int], columns: int) -> NDArray[np.int64]:
-    """Return how many values of each column are there. counted: rows and these in units of 2^-120, or nothing."""
+    """Return the number of present values of each column. counted: rows and these in units of 2^-120, or nothing."""
     if not counted:
         return np.full(columns, rows, np.int64)
     there = [number >> GRID_BITS for number in counted[1:]]
@@ -373,7 +362,7 @@ def to_limbs(values: Sequence[float]) -> NDArray[np.float64]:
 
 
 def from_limbs(limbs: NDArray[np.float64]) -> list[int]:
-    """Return the integers whose limbs, or sums of limbs, these are: sum over rows j of limb_j 2^(20 j)."""
+    """Return the integers of these limbs, or sums of limbs: sum over rows j of limb_j 2^(20 j)."""
     return [sum(int(limb) << (LIMB_BITS * row) for row, limb in enumerate(column)) for column in limbs.T.tolist()]
 
 

@@ -1,14 +1,15 @@
-"""What a secure sum of any scheme takes and gives, what an upload answers, and who is left out.
+"""The input and result of a secure sum of any scheme, the query of an upload, and the silos that are left out.
 
-**The query** that a silo answers by its upload (`Query`) has a digest, which must be the same for all silos of a
-sum. It is SHA-256 over the message that asked, as decoded, without its stamp and the addressee's own fields
-(`Message.OWN`), and over what was agreed before: at the set-up, or under cross-entropy in the message before it. The
-digest is used three times. In every mask's label, it keeps uploads to different questions from adding up. Beside the
-upload, it names a difference before anything is opened. In the label, it stands under the survivors' signatures. It
-does not find one question that is crafted for all silos alike.
+**The query** that a silo answers by its upload (`Query`) has a digest, which must be the same for all silos of a sum.
+It is SHA-256 over the request, as decoded, without its stamp and the addressee's own fields (`Message.OWN`), and over
+earlier agreements: at the set-up, or under cross-entropy in the message before it. The digest is used three times. In
+every mask's label, it keeps uploads to different questions from adding up. Beside the upload, it names a difference
+before anything is opened. In the label, it stands under the survivors' signatures. It does not detect one question that
+is crafted for all silos alike.
 
 The answer's encoding is part of it. If the server chose the rounding steps, sums of the same numbers under different
-steps could reveal single ones. So the encoding follows from how many silos play a round, not from how many are present.
+steps could reveal single ones. So the encoding follows from the number of silos in a round, not from the number
+present.
 """
 
 from __future__ import annotations
@@ -37,27 +38,24 @@ Asks = Message | Mapping[str, Message]
 class Wanted:
     """The plan of a sum; made by `Aggregator.want`.
 
-    shapes: of each tensor.
-    fraction_bits: how each tensor is encoded. It travels unchanged as the field ``encoding: Mapping[str, int]`` of the
-        message that asks. A scheme may add entries of its own; the scheme ``none`` has no entries.
-    most_weight: an upper bound of N, the weight of all silos together.
+    shapes: of each tensor. fraction_bits: how each tensor is encoded. It travels unchanged as the field ``encoding:
+    Mapping[str, int]`` of the message that asks. A scheme may add entries of its own; the scheme ``none`` has no
+    entries. most_weight: an upper bound of N, the weight of all silos together.
     """
 
     shapes: Shapes
     fraction_bits: Mapping[str, int]
     most_weight: int
-    noise: Noise | None = None  # what silos' noise is to leave in it; the excess is taken off
+    noise: Noise | None = None  # to remain of silos' noise; the excess is removed
 
 
 @dataclass(frozen=True)
 class Sum:
     """The result of a sum.
 
-    `means`: sum_k N_k x_k / N by tensor, float64, in the original shapes.
-    `weight`: N = sum_k N_k.
-    `steps`: by tensor, the bound K / (2 * 2^f N) of the absolute error that fixed point adds to a mean of K silos; 0.0
-        in the scheme ``none``.
-    `silos`: the K silos in it, sorted. `excess`: those whose noise beyond what is wanted could not be taken off.
+    `means`: sum_k N_k x_k / N by tensor, float64, in the original shapes. `weight`: N = sum_k N_k. `steps`: by tensor,
+    the bound K / (2 * 2^f N) of the absolute error that fixed point adds to a mean of K silos; 0.0 in the scheme
+    ``none``. `silos`: the K silos in it, sorted. `excess`: those whose surplus noise could not be removed.
     """
 
     means: Mapping[str, NDArray[np.float64]]
@@ -71,8 +69,8 @@ class Sum:
 class Relayed:
     """A sum that its members read, not the aggregator that adds it up; made by `Aggregator.relay`.
 
-    tensors: by name, ring elements in the tensors' shapes, blinded where uploads were; under ``none`` the means.
-    weight: of all silos together, likewise. silos: in the sum, sorted. excess: as of `Sum`.
+    tensors: by name, ring elements in the tensors' shapes, blinded like the uploads; under ``none`` the means. weight:
+    of all silos together, likewise. silos: in the sum, sorted. excess: as of `Sum`.
     """
 
     tensors: Tensors
@@ -89,10 +87,10 @@ def gather(
     request: Wanted,
     expected: bytes | None,
 ) -> Exchange[tuple[Replies, bytes] | Aborted]:
-    """Ask for uploads of one kind; return them, and the digest of what was asked that all of them have.
+    """Ask for uploads of one kind; return them, and the digest of their common query.
 
-    Silos that were not asked, or whose upload answers something else, count as missing too.
-    Aborts where a silo has helped to open another sum of the round.
+    Silos that were not asked, or whose upload answers another query, count as missing too. Aborts if a silo has helped
+    to open another sum of the round.
     """
     if not cohort:
         raise MisuseError("a sum was asked for without a set-up; expected `setup` to have succeeded")
@@ -137,16 +135,16 @@ def again(ask: Ask, replies: Replies) -> Exchange[Replies]:
 
 
 def spent_of(replies: Replies) -> dict[str, Missing]:
-    """Return the silos that have helped to open another sum of the round than the one asked for."""
+    """Return the silos that have helped to open another sum of the round."""
     return {silo: why for silo, why in replies.missing.items() if why.reason is Reason.SPENT}
 
 
 def to_leave_out(unopened: Mapping[str, Collection[str]]) -> dict[str, Missing]:
-    """Return the silos to go on without, so that all shares between the others opened.
+    """Return the silos to leave out, so that all shares between the others opened.
 
     unopened: by holder, the makers of shares that did not open there. In each such pair the holder, the maker or the
-    server is at fault. The silo in most pairs goes first: two honest silos are in no pair together, so a single silo at
-    fault is in all of them. Where pairs are even, a maker goes.
+    server is at fault. The silo in most pairs is first: two honest silos are in no pair together, so a single silo at
+    fault is in all of them. Where pairs are even, it is a maker.
     """
     pairs = {(holder, maker) for holder, makers in unopened.items() for maker in makers}
     left_out = dict[str, Missing]()
@@ -180,7 +178,7 @@ def check_tensors(shapes: Shapes, tensors: Tensors) -> None:
 
 
 def check_limits(shapes: Shapes, limits: Mapping[str, float], most_weight: int) -> None:
-    """Raise `moretta.errors.MisuseError` unless there is a sum to plan."""
+    """Raise `moretta.errors.MisuseError` for an empty or impossible plan of a sum."""
     if not shapes or set(shapes) != set(limits):
         raise MisuseError(f"expected one limit for each of {len(shapes)} tensors, got {len(limits)}; at least one")
     if most_weight < 1:
@@ -190,20 +188,20 @@ def check_limits(shapes: Shapes, limits: Mapping[str, float], most_weight: int) 
 def check_weight(weight: int) -> None:
     """Raise `moretta.errors.ParameterError` unless the silo's weight is a whole number of at least 1.
 
-    A silo of weight 0 would reveal that it has nothing to add; it should not take part.
+    A silo of weight 0 would reveal that it adds nothing; it should not take part.
     """
     if type(weight) is not int or weight < 1:
         raise ParameterError(f"expected a silo's weight to be a whole number of at least 1, got {weight!r:.40}")
 
 
 def check_cohort(cohort: Sequence[str]) -> None:
-    """Raise `moretta.errors.MisuseError` unless the names are there and all different."""
+    """Raise `moretta.errors.MisuseError` unless the names are all different, and at least one."""
     if not cohort or len(set(cohort)) != len(cohort):
         raise MisuseError(f"expected a cohort of different names, got {list(cohort)!r:.200}")
 
 
 def as_summed(mean: Array, dtype: np.dtype[Any]) -> Array:
-    """Return a mean in the dtype of the arrays that were summed; of whole numbers the nearest one."""
+    """Return a mean in the dtype of the summed arrays; for whole numbers the nearest one."""
     return np.asarray(np.rint(mean) if dtype.kind in "iu" else mean).astype(dtype)
 
 
@@ -215,19 +213,19 @@ def as_real(name: str, values: Array) -> Array:
     return array
 
 
-STATISTICS = "statistics"  # what each of them stands beside: two sets would tell the numbers of whom one lacks
+STATISTICS = "statistics"  # beside it stands each of them: two sets would reveal the numbers of their difference
 
 
 @dataclass(frozen=True)
 class Query:
-    """What an upload answers.
+    """The query that an upload answers.
 
-    `digest`: 32 bytes. `once`: the name of what is summed once a run; empty for the upload of a round. `whole`: whether
-    the upload is of the same rows in every take of the round. `lasting`: whether it depends on rows alone, and so is
-    the same in every run. `beside`: the name of another sum of the same rows, which has to be over the same silos in
-    this run, or where it is `STATISTICS` in every run. `own`: a digest of what was sent to this silo alone and its
-    upload depends on; empty where nothing was, or while it is not known. It differs between silos, so no label has it;
-    the silo keeps it.
+    `digest`: 32 bytes. `once`: the name of a sum that is taken once a run; empty for the upload of a round. `whole`:
+    whether the upload is of the same rows in every take of the round. `lasting`: whether it depends on rows alone, and
+    so is the same in every run. `beside`: the name of another sum of the same rows, which must be over the same silos
+    in this run, or for `STATISTICS` in every run. `own`: a digest of what this silo alone received and its upload
+    depends on; empty without such content, or while it is unknown. It differs between silos, so no label has it; the
+    silo records it.
     """
 
     digest: bytes
@@ -241,21 +239,18 @@ class Query:
 def query_of(
     message: Message, *agreed: bytes, once: str = "", whole: bool = False, lasting: bool = False, beside: str = ""
 ) -> Query:
-    """Return the query of an upload that answers this message. agreed: digests of what was agreed on before."""
+    """Return the query of an upload that answers this message. agreed: digests of earlier agreements."""
     digest = hashlib.sha256(encode_purpose("asked", message_digest(message), *agreed)).digest()
     return Query(digest, once, whole, lasting, beside)
 
 
 def same(first: Message, other: Message) -> bool:
-    """Return whether a message is another one again, word for word."""
+    """Return whether a message repeats another, word for word."""
     return first.stamp == other.stamp and message_digest(first) == message_digest(other)
 
 
 def message_digest(message: Message) -> bytes:
-    """Return SHA-256 of a message's tag and fields, without its stamp and its addressee's own fields.
-
-    It is computed once for a message that goes to all silos of a process.
-    """
+    """Return SHA-256, cached, of a message's tag and fields, without stamp and addressee's own fields."""
     known: bytes | None = getattr(message, "_digest", None)
     if known is None:
         digest = hashlib.sha256(encode_purpose("message", message.TAG))

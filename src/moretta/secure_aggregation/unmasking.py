@@ -5,30 +5,30 @@ of a silo that dropped out, whose upload is not counted; the self-mask of a surv
 
     server                                      silo k, a survivor
       (a silo dropped out, or there is a roster)
-      Survivors(S)                        -->     S fits what it was sent before; signs it
+      Survivors(S)                        -->     S fits the earlier sets; signs it
                                           <--   Confirmed(signature, mask keys with k's neighbours outside S)
       ... again with a smaller S while a silo fails to answer, unless there is a roster
       Unmask(S, signatures, sealed shares) -->    S is the same; all of S signed it; opens the shares
                                           <--   SelfMaskShares(a share of each neighbour's secret in S;
                                                                with a roster its own secret too)
 
-Each upload brings a fresh secret for the self-mask. Shamir's scheme (`moretta.secure_aggregation.shamir`) splits it
-into a share for each neighbour, sealed to it. The server passes the shares on when it asks to unmask.
+Each upload has a fresh secret for the self-mask. Shamir's scheme (`moretta.secure_aggregation.shamir`) splits it into a
+share for each neighbour, sealed to it. The server relays the shares when it asks to unmask.
 
 Differs from the paper (Bonawitz et al., CCS 2017, figure 4): there, silos share their key-agreement keys at set-up, so
 that a lost silo's pair masks can be computed. That silo needs new keys after that, and so do all silos in every round.
 Here one set-up serves many rounds: to reveal a silo's key would reveal the pair masks of all its earlier uploads, whose
-self-masks are known by then. So the survivors give the keys of the masks that they share with the lost silo in this one
-sum, which are one-way from the seed. The price: a silo that uploads while another is already lost, and vanishes before
-it has confirmed, is left out too, and the exchange repeats.
+self-masks are known by then. So the survivors reveal the keys of the masks that they share with the lost silo in this
+one sum, which are one-way from the seed. The price: a silo that uploads while another is already lost, and vanishes
+before it has confirmed, is left out too, and the exchange repeats.
 
-With a roster the server is not trusted to keep to this. A silo then signs one S in a sum and gives shares only once all
-of S have signed it, so two sets that are unmasked have no honest silo in common. The price: when a silo vanishes
-between uploading and confirming, the round is repeated as its next take. As all of S have signed, each also gives
-its own secret, so a silo that withholds its shares holds nobody up.
+With a roster silos do not trust the server to follow this. A silo then signs one S in a sum and gives shares only once
+all of S have signed it, so two unmasked sets have no honest silo in common. The price: when a silo vanishes between
+uploading and confirming, the round is repeated as its next take. As all of S have signed, each also reveals its own
+secret, so a silo that withholds its shares delays no one.
 
-Where silos add noise, the seeds of what of it is taken off again travel and are given with the self-masks' shares, in
-`NoisedUpload`, `UnmaskNoised` and `NoisedShares` (`moretta.secure_aggregation.removable_noise`).
+Where silos add noise, the seeds of its removable parts travel with the self-masks' shares, in `NoisedUpload`,
+`UnmaskNoised` and `NoisedShares` (`moretta.secure_aggregation.removable_noise`).
 
 Before a silo signs S, or without a roster before it gives shares, it records that it has helped to open this sum; it
 helps to open no other of the same uploads (`moretta.secure_aggregation.one_sum`). It answers a repeated question, equal
@@ -60,7 +60,7 @@ SEALED_BYTES = shamir.SHARE_BYTES + 16  # with the seal's tag
 
 
 def check_names(names: tuple[str, ...]) -> None:
-    """Raise `moretta.errors.PeerError` unless there are names, sorted and all different."""
+    """Raise `moretta.errors.PeerError` unless the names are sorted and all different, and at least one."""
     if not names or not all(map(lt, names, names[1:])):
         raise PeerError("expected survivors in the order of their names, each once")
 
@@ -70,7 +70,7 @@ Names = Annotated[tuple[str, ...], check_names]
 
 @message("secure-aggregation/survivors")
 class Survivors(Message):
-    """These silos are in the sum: confirm, and give the keys of masks shared with the others, which dropped out."""
+    """These silos are in the sum: confirm, and reveal the keys of masks shared with the others, which dropped out."""
 
     survivors: Names
 
@@ -88,7 +88,7 @@ class Unmask(Message):
     """Give your shares of the self-masks of the survivors in your circle.
 
     signatures: of the survivors, by signer. sealed: the shares for this silo, of all its neighbours among the survivors
-    in the order of their names. digests: likewise, what `share_digest` of each opened share must be.
+    in the order of their names. digests: likewise, the `share_digest` of each opened share.
     """
 
     survivors: Names
@@ -97,16 +97,16 @@ class Unmask(Message):
     digests: bytes
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless there is a digest with each share."""
+        """Raise `moretta.errors.PeerError` unless each share has a digest."""
         if count_of(self.sealed, SEALED_BYTES) != count_of(self.digests, DIGEST_BYTES):
             raise PeerError(f"{self.TAG}: expected a digest with each sealed share")
 
 
 @message("secure-aggregation/self-mask-shares")
 class SelfMaskShares(Message):
-    """Shares of self-masks' secrets, one for each of `makers`: those that could not be opened are not among them.
+    """Shares of self-masks' secrets, one for each of `makers`, without those that could not be opened.
 
-    secret: of the silo's own self-mask, where all survivors have signed who is in the sum; no bytes without a roster.
+    secret: of the silo's own self-mask, once all survivors have signed the set; no bytes without a roster.
     """
 
     makers: tuple[str, ...]
@@ -128,7 +128,7 @@ class SelfMaskShares(Message):
 
 @message("secure-aggregation/unmask-noised")
 class UnmaskNoised(Unmask):
-    """The same, where noise is taken off too. levels: how many shares of seeds are sealed, and digested, with each."""
+    """The same with removable noise. levels: the number of shares of seeds sealed, and digested, with each."""
 
     levels: int
 
@@ -142,9 +142,9 @@ class UnmaskNoised(Unmask):
 
 @message("secure-aggregation/noised-shares")
 class NoisedShares(SelfMaskShares):
-    """The same, and of each maker a share of the seed from which on its noise is taken off; no bytes where none is.
+    """The same, and of each maker a share of the seed from which on its noise is removed; no bytes without one.
 
-    seed: the silo's own, where all survivors have signed who is in the sum.
+    seed: the silo's own, once all survivors have signed the set.
     """
 
     noise: bytes
@@ -174,12 +174,12 @@ def check_levels(levels: int) -> None:
 
 
 def sealed_bytes(levels: int) -> int:
-    """Return the length of what is sealed for a silo: a share of the self-mask's secret, and of each seed of noise."""
+    """Return the length of a silo's sealed bytes: a share of the self-mask's secret, and of each seed of noise."""
     return SEALED_BYTES + levels * shamir.SHARE_BYTES
 
 
 def count_of(content: bytes, length: int) -> int:
-    """Return how many pieces of this length bytes are. Raises `moretta.errors.PeerError` where one is shorter."""
+    """Return the number of pieces of this length in bytes. Raises `moretta.errors.PeerError` if one is shorter."""
     if len(content) % length:
         raise PeerError(f"expected pieces of {length} bytes each, got {len(content)} bytes")
     return len(content) // length
@@ -191,30 +191,27 @@ def pieces(content: bytes, length: int) -> list[bytes]:
 
 
 def commitment(secret: bytes, label: Label, silo: str, level: int = 0) -> bytes:
-    """Return the SHA-256 that shows that a secret put together from shares is the silo's.
-
-    level: 0 for the self-mask's, j for seed_j of its noise.
-    """
+    """Return the SHA-256 of a silo's own secret, by which shares are checked. level: 0 its self-mask's, j seed_j's."""
     what: tuple[int | str, ...] = ("noise seed", level) if level else ("self-mask secret",)
     return hashlib.sha256(encode_purpose(*what, *label, silo, secret)).digest()
 
 
 @lru_cache(maxsize=4)
 def shares_of(label: Label) -> bytes:
-    """Return what binds shares to one sum, 32 bytes: short, as shares come by thousands."""
+    """Return the 32 bytes that bind shares to one sum: short, as shares are thousands."""
     return hashlib.sha256(encode_purpose("self-mask shares", *label)).digest()
 
 
 def share_digest(share: bytes, summed: bytes) -> bytes:
-    """Return the SHA-256 that shows that a share is the one its maker sealed. summed: `shares_of` the sum's label.
+    """Return the SHA-256 that proves that a share is the one its maker sealed. summed: `shares_of` the sum's label.
 
-    Whose share it is follows from its place in the maker's upload: no two shares are alike, as the field is large.
+    The share's place in the maker's upload identifies it: no two shares are alike, as the field is large.
     """
     return hashlib.sha256(summed + share).digest()
 
 
 def share_digests(shares: bytes, summed: bytes) -> bytes:
-    """Return the digests of shares that were sealed together, one behind the other."""
+    """Return the concatenated digests of shares that were sealed together."""
     return b"".join([share_digest(share, summed) for share in pieces(shares, shamir.SHARE_BYTES)])
 
 
@@ -235,7 +232,7 @@ def _statement(roster: Roster, label: Label, names: tuple[str, ...]) -> tuple[in
 class SelfMask:
     """The fresh secret of one upload, in shares: of the operating system's bytes, or a test's.
 
-    The seeds of noise that may be taken off are shared along with it. committed: to these, one behind the other.
+    The seeds of removable noise are shared with it. committed: the concatenated commitments to these.
     """
 
     def __init__(self, of: Summand) -> None:
@@ -270,9 +267,9 @@ class SelfMask:
 
 
 class OpenSum:
-    """A silo's last upload until it is unmasked: which survivors it was sent, and what it may still give out.
+    """A silo's last upload until it is unmasked: the survivors that it received, and what it may still reveal.
 
-    of: what was uploaded, of which no numbers are kept. own: its self-mask.
+    of: the upload, without its numbers. own: its self-mask.
     """
 
     def __init__(self, of: Summand, own: SelfMask) -> None:
@@ -289,8 +286,8 @@ class OpenSum:
     def confirm(self, message: Survivors) -> Confirmed:
         """Return the keys of masks shared with lost silos. Raises `moretta.errors.PeerError` to refuse.
 
-        It refuses survivors that were not among the last ones (a silo once given up stays so), with a roster any other
-        set than that, a sum without this silo, and sums of too few.
+        It refuses survivors outside the last set (a lost silo stays lost), with a roster any other set than that, a sum
+        without this silo, and sums of too few.
         """
         self._check_time(message.stamp)
         agreement, cohort = self._agreement, self._agreement.cohort
@@ -311,7 +308,7 @@ class OpenSum:
     def unmask(self, asked: Unmask) -> SelfMaskShares:
         """Return the shares of the survivors' secrets; a repeated question gets the same answer.
 
-        Raises `moretta.errors.PeerError` to refuse, and `moretta.errors.SumSpent` where the silo has helped to open
+        Raises `moretta.errors.PeerError` to refuse, and `moretta.errors.SumSpent` if the silo has helped to open
         another sum of this round.
         """
         if self._answered is not None and same(self._answered[0], asked):
@@ -334,7 +331,7 @@ class OpenSum:
             raise PeerError("expected one share of each neighbour among the survivors, and of nobody else")
         if self._credentials is not None:
             self._check_signatures(asked, self._credentials.roster)
-        # Nobody asks for a seed by its number: which one is given follows from who is left.
+        # No message names a seed by its number: the survivors determine it.
         first = 0 if noise is None else noise.levels.first_removed(len(cohort.names) - len(asked.survivors))
         self._helped.bind(self._stamp, self._asked, asked.survivors, gives=True)
         parts = zip(sorted(left), sealed, pieces(asked.digests, DIGEST_BYTES * (levels + 1)), strict=True)
@@ -357,7 +354,7 @@ class OpenSum:
         return reply
 
     def _opened(self, maker: str, sealed: bytes, digest: bytes) -> bytes:
-        """Return shares; no bytes where they are not what their maker published, which is not this silo's fault."""
+        """Return shares; no bytes if they differ from what their maker published, which is not this silo's fault."""
         summed = shares_of(self._label)
         try:
             shares = self._agreement.opens[maker].decrypt(sealed, [summed])
@@ -403,9 +400,9 @@ def recovered_masks(
     keys: Mapping[str, Mapping[str, bytes]],
     secrets: Mapping[str, bytes],
 ) -> list[Mask]:
-    """Return what must be added to the sum of the survivors' uploads to remove all masks.
+    """Return the masks to add to the sum of the survivors' uploads to remove all masks.
 
-    keys: of masks, by the survivor that gave them and lost neighbour. secrets: of self-masks, by survivor.
+    keys: of masks, by revealing survivor and lost neighbour. secrets: of self-masks, by survivor.
     """
     own = [(False, self_key(secrets[silo], label, silo)) for silo in survivors]
     return own + [(silo > lost, key) for silo in survivors for lost, key in keys.get(silo, {}).items()]
@@ -414,10 +411,7 @@ def recovered_masks(
 def put_together(
     shares: Mapping[int, bytes], threshold: int, label: Label, maker: str, committed: bytes, level: int = 0
 ) -> bytes | None:
-    """Return a survivor's secret from shares by their points; None where they are not what it committed to.
-
-    level: as of `commitment`.
-    """
+    """Return a survivor's secret from shares by point, None if not the committed one. level: see `commitment`."""
     try:
         secret = shamir.reconstruct(shares, threshold)
     except PeerError:
