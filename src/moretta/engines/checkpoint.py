@@ -170,11 +170,7 @@ class HalfDone:
     def __init__(self, path: Path | None = None, minutes: float | None = None) -> None:
         self._path, self._pause = None if minutes is None else path, MINUTE * (minutes or 0.0)
         self._of, self._last = b"", 0.0
-
-    @property
-    def keeps(self) -> bool:
-        """Whether anything is saved."""
-        return self._path is not None
+        self.keeps = self._path is not None  # whether anything is saved
 
     def begin(self, *of: int | str | bytes) -> State:
         """Return the saved state of this work; empty without one. The state of other work is removed.

@@ -191,7 +191,7 @@ class _Turn:
 
     def go_on(self, resume: Callable[[Answering], Work]) -> None:
         """Advance to the answer, or to work that other silos may share; do other work at once."""
-        began = time.perf_counter()
+        began, answer = time.perf_counter(), None
         try:
             self.work = resume(self._steps)
             while (key := self.work.key) is None:
@@ -200,22 +200,20 @@ class _Turn:
             answer = end.value
             if not isinstance(answer, Message):  # what a silo runs need not be ours, whatever its types say
                 answer = Missing(Reason.MALFORMED, f"expected a message, got {type(answer).__name__}")
-            self._end(answer)
         except ParameterError as error:
-            self._end(Missing(Reason.BAD_INPUT, with_notes(error)))  # of this very machine
+            answer = Missing(Reason.BAD_INPUT, with_notes(error))  # of this very machine
         except Disconnected as error:
-            self._end(Missing(Reason.DISCONNECTED, str(error)))
+            answer = Missing(Reason.DISCONNECTED, str(error))
         except MorettaError as error:
-            self._end(Missing(Reason.REFUSED, str(error)))
+            answer = Missing(Reason.REFUSED, str(error))
         except Exception as error:  # a silo's failure, whatever it is, costs the round only itself
             log.exception("silo `%s` failed", self.silo)
-            self._end(Missing(Reason.FAILED, f"{type(error).__name__}: {error}"))
+            answer = Missing(Reason.FAILED, f"{type(error).__name__}: {error}")
         else:
             self.key = key
+        if answer is not None:
+            self.answer, self.work = answer, None
         self.seconds += time.perf_counter() - began
-
-    def _end(self, answer: Message | Missing) -> None:
-        self.answer, self.work = answer, None
 
 
 def _do(group: Sequence[_Turn]) -> None:

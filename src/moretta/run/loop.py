@@ -234,16 +234,12 @@ class Session:
                 self._files.save(self._history[-1]["round"], self._stopping.best)
             raise
 
-    def _tested(self, number: int) -> dict[str, float]:
-        """Return the scores on test and validation rows, in rounds with an evaluation."""
-        if (self._of.test is None and self._of.validation is None) or not self._evaluates(number):
-            return {}
-        self._players.gather()
-        return self._evaluator.on_the_way(self._players.models(), self._of.test, self._of.validation)
-
     def _ends_with(self, line: Line) -> bool:
         """Score the model, and keep a round's line and its files; return whether the run stops."""
-        line = line | self._tested(line["round"])  # not within `_lines`: the roles are past what it would save
+        test, validation = self._of.test, self._of.validation
+        if (test is not None or validation is not None) and self._evaluates(line["round"]):
+            self._players.gather()  # not within `_lines`: the roles are past what it would save
+            line = line | self._evaluator.on_the_way(self._players.models(), test, validation)
         self._history.append(line)
         stops = self._stopping.stops(self._history, lambda: states_of(self._players))
         if self._files is not None:

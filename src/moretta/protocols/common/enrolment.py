@@ -253,7 +253,8 @@ class Enrolment:
     ) -> None:
         self._frozen = modules.frozen(setting.model) if sends_model else {}
         self._frozen_digest = (digest_of(self._frozen),) if self._frozen else ()
-        self._setting, self.figures, self.statistics = setting, setting.figures, statistics
+        self._setting, self.statistics = setting, statistics
+        self.figures, self._validated = setting.figures, setting.validated
         self.aggregation, self._rules, self._batch_size, self._comparison = aggregation, columns, batch_size, comparison
         self._schema, self._table = modules.schema(setting.model), setting.spec.table_digest
         self._validators = tuple[str, ...]()  # the silos of all validations of a run
@@ -326,15 +327,14 @@ class Enrolment:
         parameters: returns the model's, if it is scored. summed: the silos in the round's own sum. The result is empty
         without a requested score, or if a silo of the first score is away: see `scoring`.
         """
-        if not self._setting.validated or not self._setting.spec.run.evaluates(now.round):
+        if not self._validated or not self._setting.spec.run.evaluates(now.round):
             return {}
         self._validators = self._validators or tuple(sorted(self.cohort))
         if away := sorted(set(self._validators) ^ set(summed)):
             log.warning("%s: the model is not validated, which takes all silos of the first time: %s", now, away)
             return {}
-        figures = self._setting.validated
         moving = self.moving(parameters())
-        asked = scoring.score(self.aggregation, now, moving, figures, self.agreed, validates=True)
+        asked = scoring.score(self.aggregation, now, moving, self._validated, self.agreed, validates=True)
         scores = yield from _dispensable(asked, f"{now}: the model is not validated")
         return {} if scores is None else over("validation_", scores[0])
 

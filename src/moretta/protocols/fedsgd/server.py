@@ -40,13 +40,14 @@ class Server:
         if params.class_weights and not isinstance(params, Epochs):
             self._shapes["density"] = ()  # a gradient weighs by its rows' weights, an epoch's difference by rows
         self._shapes |= {f"buffer/{name}": tuple(value.shape) for name, value in self._buffers.items()}
+        self._limits = dict.fromkeys(self._shapes, self._secure.largest)
 
     def round(self, now: Stamp) -> Exchange[Report | Aborted]:
         """Move the model along the mean of the silos' gradients."""
         aggregation, shapes = self._enrolment.aggregation, self._shapes
         most = self._enrolment.most_weight
         if self._accountant is None:
-            request = aggregation.want(shapes, dict.fromkeys(shapes, self._secure.largest), most)
+            request = aggregation.want(shapes, self._limits, most)
         else:
             request = self._accountant.want(aggregation, shapes, self._secure, most)
         parameters = modules.arrays(self._model)
