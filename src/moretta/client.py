@@ -24,8 +24,6 @@ where it is left out. `metrics` stay at the silo.
                                                    <--    weights and meta: send
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket
@@ -80,7 +78,7 @@ class Script:
             raise ParameterError(f"Script: expected a file, and {self.path} is not one; name a script of Python")
         self.__qualname__ = self.path.name  # how the record names it
 
-    def at(self, silo: str, rounds: int) -> _Running:
+    def at(self, silo: str, rounds: int) -> "_Running":
         """Return the loop of one silo. rounds: of the run."""
         return _Running(self, silo, rounds)
 

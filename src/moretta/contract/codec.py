@@ -12,8 +12,6 @@ names do not travel: who has declared a message otherwise does not know it. Clas
 unpickled, and what is not in the schema is an error.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -97,7 +95,7 @@ class Codec:
             memory = memoryview(data) if isinstance(data, bytearray) else memory
             return self._build(header, _Behind(memory, place.stop))
 
-    def _build(self, header: list[Any], behind: _Behind) -> Message:
+    def _build(self, header: list[Any], behind: "_Behind") -> Message:
         _, name, run, number, attempt, take, *entries = header
         kind = self._types.get(name)
         if kind is None:

@@ -5,8 +5,6 @@ it is lazy again, and what goes over all rows takes `blocks`. So only a batch is
 disk. `numpy.asarray` loads all rows, or refuses where they do not fit.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast, final
@@ -70,11 +68,11 @@ class LazyRows:
         """Make all rows, or refuse."""
         return self[:] if dtype is None else self[:].astype(dtype, copy=False)
 
-    def part(self, key: slice | NDArray[Any]) -> LazyRows:
+    def part(self, key: slice | NDArray[Any]) -> "LazyRows":
         """Return some of the rows, which are still lazy."""
         return LazyRows(self._make, self.shape[1:], self._index[key])
 
-    def reshape(self, rows: int, columns: int) -> LazyColumns:
+    def reshape(self, rows: int, columns: int) -> "LazyColumns":
         """Return the entries as a matrix of so many columns. rows: -1, as of an array."""
         return LazyColumns(self, columns)
 

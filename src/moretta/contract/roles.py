@@ -13,8 +13,6 @@ with ``yield from``. Nothing here does I/O, knows a clock or knows torch.
       |<------- Report / Aborted -|
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -92,7 +90,7 @@ class Ask:
         message: Message,
         reply: type[Message],
         check: Callable[[str, Any], None] | None = None,
-    ) -> Ask:
+    ) -> "Ask":
         """Ask every silo the same."""
         messages = dict.fromkeys(silos, message)
         return cls(messages, reply) if check is None else cls(messages, reply, check)
@@ -243,7 +241,7 @@ class InSteps:
         self.steps = steps
         self.__doc__ = steps.__doc__
 
-    def __get__(self, client: object, owner: object = None) -> InSteps:
+    def __get__(self, client: object, owner: object = None) -> "InSteps":
         return self if client is None else InSteps(partial(self.steps, client))
 
     def __call__(self, *arguments: Any) -> Message:

@@ -6,8 +6,6 @@
 scikit-learn is needed only for the sets that come with it, `wdbc` and `digits`.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -79,7 +77,7 @@ class _Wish:
     test_rows: Source | None = None
 
     @classmethod
-    def of(cls, data: Data, name: str, seed: int, base: Path) -> _Wish:
+    def of(cls, data: Data, name: str, seed: int, base: Path) -> "_Wish":
         """Return it; the fractions are 0.2 and 0 by default, and of bank-marketing 0.1 both."""
         test, validation = (0.1, 0.1) if name == "bank-marketing" else (0.2, 0.0)
         test = test if data.test_fraction is None else data.test_fraction

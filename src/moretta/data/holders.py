@@ -1,7 +1,5 @@
 """Who holds which rows and columns of data that is also split by column: the grid m_h x m_v of CGD."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +13,7 @@ from moretta.errors import ParameterError
 from moretta.secure_aggregation.keystream import encode_purpose
 
 
-def grid_of(silos: Sequence[Silo]) -> Grid:
+def grid_of(silos: Sequence[Silo]) -> "Grid":
     """Return who holds which rows and columns; a silo outside the grid is a row of its own.
 
     The first silo of a row that has labels holds them: `Silo.holds_labels`.

@@ -9,8 +9,6 @@ are which array. The model takes the arrays themselves, by keyword (`moretta.mod
                 in the model
 """
 
-from __future__ import annotations
-
 import keyword
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -88,7 +86,7 @@ class SampleLayout:
     @classmethod
     def declared(
         cls, inputs: Mapping[str, Sequence[int]], integers: Collection[str], standardised: Collection[str] = ()
-    ) -> SampleLayout:
+    ) -> "SampleLayout":
         """Return the layout that a run file declares: the shape of each array, and which hold token ids.
 
         Raises ParameterError where another key names an array that inputs lacks, or an array cannot be standardised.
@@ -102,7 +100,7 @@ class SampleLayout:
         return cls(tuple(arrays)).standardising(standardised)
 
     @classmethod
-    def load(cls, held: Mapping[str, Mapping[str, Any]]) -> SampleLayout:
+    def load(cls, held: Mapping[str, Mapping[str, Any]]) -> "SampleLayout":
         """Return the layout that `dump` wrote."""
         return cls(tuple(InputArray(name, **{**array, "shape": tuple(array["shape"])}) for name, array in held.items()))
 
@@ -160,7 +158,7 @@ class SampleLayout:
         parts = [np.arange(self.places[array.name].start, self.places[array.name].stop) for array in arrays]
         return np.concatenate([np.empty(0, np.int64), *parts])
 
-    def standardising(self, names: Collection[str]) -> SampleLayout:
+    def standardising(self, names: Collection[str]) -> "SampleLayout":
         """Return the layout with these arrays standardised by column, and no others. Raises ParameterError."""
         for array in self.arrays:
             if array.name in names and not array.may_be_standardised:
@@ -192,7 +190,7 @@ class SampleLayout:
             for array in self.arrays
         }
 
-    def check_same(self, expected: SampleLayout, where: str, owner: str) -> None:
+    def check_same(self, expected: "SampleLayout", where: str, owner: str) -> None:
         """Raise ParameterError, naming the array at fault, unless a sample has the arrays of another layout.
 
         where: begins the sentence with the owner of these arrays. owner: has the expected ones.

@@ -9,8 +9,6 @@ classes, numbered as in the run. Only `moretta.data.datasets.load`, which has al
 reads a pickle.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -72,7 +70,7 @@ class ExpectedRows:
     mask: tuple[int, ...] | None = None
 
     @classmethod
-    def of_table(cls, table: Schema, *, labelled: bool = True, image: ImageForm | None = None) -> ExpectedRows:
+    def of_table(cls, table: Schema, *, labelled: bool = True, image: ImageForm | None = None) -> "ExpectedRows":
         """Return the form that a schema demands. image: the form of the images that it names."""
         classes = len(table.classes) or None
         masks = table.target and table.target.mask_values  # of which a model has an output each

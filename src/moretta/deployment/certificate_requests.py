@@ -13,8 +13,6 @@ fingerprints by a second way. ``docs/deploy.md`` has the ceremony, and where eac
 once, and a key and a request are signed once: KITS/authority/issued/ has each reply, by its request's digest.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hashlib
@@ -142,7 +140,7 @@ class Reply(BaseModel):
     server_key: str
     signature: str = ""
 
-    def signed(self, identity: Identity, request: str) -> Reply:
+    def signed(self, identity: Identity, request: str) -> "Reply":
         """Return the reply to a request, by its digest, with the server's key and signature."""
         whole = self.model_copy(update={"server_key": public_line(identity.public_key)})
         signature = identity.sign(_PURPOSE, *whole._parts(request))

@@ -145,7 +145,7 @@ class Controller(FlareController):
                     sites.speak()
 
             threading.Thread(target=keep_in_touch, daemon=True).start()
-            sites.gather(federation.spec.summing(len(federation.silos)).least, self._wait)
+            sites.gather(federation.summing.least, self._wait)
             job.play_once(self._signature, local)  # until here the same job may be submitted again
             self._tell({"state": "playing", "after": place.round})
             made.append(sites)

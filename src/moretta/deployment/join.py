@@ -4,8 +4,6 @@ FLARE's client outlives a job, and ends when `moretta serve` ends its server aft
 server's next run and starts another client, until somebody ends it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -61,7 +59,7 @@ class Attendance:
     going: bool = False
 
     @classmethod
-    def since(cls, out: Path, began: float) -> Attendance:
+    def since(cls, out: Path, began: float) -> "Attendance":
         """Return the attendance in a site's folder. began: by `time.time`."""
         checkpoints = sorted((path.stat().st_mtime, path.parent) for path in out.glob("*/checkpoint"))
         folders = [folder for moment, folder in checkpoints if moment >= began]

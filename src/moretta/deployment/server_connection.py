@@ -4,8 +4,6 @@ gRPC, FLARE's transport, reaches a server by its name, or by a proxy of the envi
 message. `connect` takes the same way by a plain socket, which shows obstacles; `carries` opens a channel as FLARE does.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import io
@@ -346,7 +344,7 @@ COMMAND = 15.0  # seconds for the server to answer a command; stopping sites tak
 
 
 @contextlib.contextmanager
-def logged_in(admin_kit: Path, wait: float = LOGIN) -> Iterator[Administrator]:
+def logged_in(admin_kit: Path, wait: float = LOGIN) -> "Iterator[Administrator]":
     """Log in once for several requests: a login takes FLARE more than a second.
 
     wait: seconds for the server to answer. Raises ParameterError where it does not let this administrator in, and

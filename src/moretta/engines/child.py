@@ -12,8 +12,6 @@ environment.
                                                       Acknowledged where the message needs none
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -272,7 +270,7 @@ class Waiting:
         left = self._asked + self._client.deadline - time.monotonic()
         return self._client.reply(max(left, min(PATIENCE, self._client.deadline)))
 
-    def together(self, works: Sequence[Waiting]) -> Sequence[Message]:
+    def together(self, works: "Sequence[Waiting]") -> Sequence[Message]:
         """Return the answers of several."""
         return [work.alone() for work in works]
 

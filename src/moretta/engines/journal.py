@@ -5,8 +5,6 @@ because its action was never done. Without room on the disk nothing is recorded,
 such a file from a mark on while another process appends to it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
@@ -145,7 +143,7 @@ class HelpedFile:
     fewest: int = 1
     begun: bool = False
 
-    def begin(self, *, begun: bool) -> HelpedFile:
+    def begin(self, *, begun: bool) -> "HelpedFile":
         """Make the file unless it should exist; return it as one that must exist from now on.
 
         begun: whether there is evidence of earlier runs. Raises `moretta.errors.ParameterError` as `Journal.open`.

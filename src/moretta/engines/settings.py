@@ -1,7 +1,5 @@
 """Settings of a run: how long and how exact it is, where silos live, and the faults to inject."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from pathlib import Path
@@ -144,7 +142,7 @@ EngineName = Literal["in-process", "flare", "fused", "exact-ring"]
 Precision = Literal["float32", "float16", "int8-activations"]
 
 
-def _unfit_site(engine: Engine) -> object:
+def _unfit_site(engine: "Engine") -> object:
     """Return the first name that no site can have, as the field that the sentence has for it."""
     fit = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
     wrong = (site for site in engine.sites if not fit.fullmatch(site) or site in ("server", "admin"))

@@ -6,8 +6,6 @@ it for all. The silos of a call follow from their order in the federation, from 
 clock or the number of processes. A process runs whole slots of silos.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import time
@@ -111,7 +109,7 @@ class SilosHere:
             parts += [slot] if self._stacks and several >= roles.LEAST else [[silo] for silo in slot]
         return parts
 
-    def only(self, silos: Sequence[str]) -> SilosHere:
+    def only(self, silos: Sequence[str]) -> "SilosHere":
         """Return the same for some of the silos, with its own clock."""
         slots = [[silo for silo in slot if silo in silos] for slot in self._slots]
         clients = {silo: self._clients[silo] for silo in silos}

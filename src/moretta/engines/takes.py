@@ -12,8 +12,6 @@ present name it: without these the round could not run anyway. Otherwise the sil
 that was missing for a moment may still be in the round's sum, and one that was lost before the sum is not.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -8,8 +8,6 @@
 the index. A file without a line belongs to an unfinished round.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json
@@ -124,7 +122,7 @@ class Views:
     digests: Mapping[str, str]
 
     @classmethod
-    def open(cls, folder: Path, run: str, expected: str) -> Views:
+    def open(cls, folder: Path, run: str, expected: str) -> "Views":
         """Open a run's ``views``. run: its id; expected: the digest of its index, both from ``result.json``.
 
         Raises `moretta.errors.ParameterError` for missing views, another run's or version's, and changed ones.

@@ -6,8 +6,6 @@ takes the one tensor that is trained, and lays a row's numbers side by side. So 
 and the names of its tensors, and everything that calls it with one tensor goes on to.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from inspect import Parameter, signature
@@ -115,7 +113,7 @@ def _hook(hooks: Mapping[int, Any], kind: type[Hook]) -> Hook | None:
     return next((hook for hook in hooks.values() if isinstance(hook, kind)), None)
 
 
-def _without(kind: type[OneTensor | Unpack], hooks: dict[int, Any], by_keyword: dict[int, bool]) -> None:
+def _without(kind: "type[OneTensor | Unpack]", hooks: dict[int, Any], by_keyword: dict[int, bool]) -> None:
     for key in [key for key, hook in hooks.items() if isinstance(hook, kind)]:
         del hooks[key]
         by_keyword.pop(key, None)

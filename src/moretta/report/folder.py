@@ -5,8 +5,6 @@ audited, `audit.json`. Their keys are the run folder's contract; unknown keys ar
 add some within the same format.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -91,7 +89,7 @@ class ClassTables(_Part):
     reliability: tuple[SureRows, ...] = ()
 
     @model_validator(mode="after")
-    def _fits(self) -> ClassTables:
+    def _fits(self) -> "ClassTables":
         count = len(self.by_class)
         if self.confusion and {len(self.confusion), *map(len, self.confusion)} != {count}:
             raise ValueError(f"expected a confusion matrix of {count} classes")
@@ -133,7 +131,7 @@ class TestScores(PlainScores):
     seeds: int = Field(default=0, exclude=True)
 
     @model_validator(mode="after")
-    def _has_a_score(self) -> TestScores:
+    def _has_a_score(self) -> "TestScores":
         if self.loss is None and not (self.accuracy is None and self.mse is None):
             raise ValueError("an accuracy or an mse needs a loss beside it")
         return self
@@ -337,7 +335,7 @@ class RunRecord(_Part):
     views: str = ""
 
     @model_validator(mode="after")
-    def _has_a_total(self) -> RunRecord:
+    def _has_a_total(self) -> "RunRecord":
         if "total" not in self.seconds:
             raise ValueError("seconds has no total")
         return self
@@ -357,7 +355,7 @@ class RunRecord(_Part):
         }
         return tuple(gone for gone in self.dropped if (gone.silo, gone.round) not in took_part)
 
-    def scored_as(self, other: RunRecord) -> bool:
+    def scored_as(self, other: "RunRecord") -> bool:
         """Return whether both were scored on the same rows: by digests, or by their number where one has none."""
         key = "test" if self.test.by is None else "at_silos"
         own, theirs = getattr(self.digests, key), getattr(other.digests, key)

@@ -4,8 +4,6 @@ A variant is a protocol with settings of its own, such as "pbpfl partitions=all 
 section, such as "model.hidden=[8] protocol.learning-rate=0.1". Its text names its folder.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -120,7 +118,7 @@ def _changed(path: Path, overrides: Sequence[str], sets: Sequence[str]) -> RunFi
     return run_files.load(path, overrides, change)
 
 
-def rehearse(cells: Sequence[Cell]) -> None:
+def rehearse(cells: "Sequence[Cell]") -> None:
     """Raise what any of the runs would raise before its first round, before one begins.
 
     Runs of one seed with different validation rows are refused, because their scores are not comparable, and so are

@@ -458,6 +458,11 @@ class Federation:
         """Return what a resumed run must agree on (`moretta.run.persistence.digest_of`)."""
         return persistence.digest_of(self.spec, self.silos, self.model, self.layout, seed, rounds)
 
+    @property
+    def summing(self) -> SecureAggregation:
+        """How sums are made: see `Specification.summing`."""
+        return self.spec.summing(len(self.silos))
+
     def _setting(
         self, seed: int, rounds: int, place: CheckpointId = NOWHERE, helped: Callable[[str], HelpedFile] | None = None
     ) -> Setting:

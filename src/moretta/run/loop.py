@@ -1,7 +1,5 @@
 """The loop of rounds: one call of `Federation.train`, from its first round to the result, and its engine."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import math
@@ -116,7 +114,7 @@ class Session:
         rounds: int,
         seed: int,
         progress: Progress | None,
-        transport: Transport | None,
+        transport: "Transport | None",
         on_round: OnRound | None = None,
         trackers: Sequence[Tracker] = (),
     ) -> None:

@@ -4,8 +4,6 @@ The shell and Python share it. It writes to stderr or to the notebook's cell. Th
 (`moretta.run.loop`).
 """
 
-from __future__ import annotations
-
 import html
 import logging
 import sys
@@ -151,7 +149,7 @@ class _Lines:
 
 
 @contextmanager
-def _bar(console: Any, label: str, rounds: int) -> Iterator[_Bar]:
+def _bar(console: Any, label: str, rounds: int) -> "Iterator[_Bar]":
     """Show a bar in a terminal."""
     from rich import progress
 

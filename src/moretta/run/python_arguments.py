@@ -1,7 +1,5 @@
 """The Python arguments of a federation, checked before anything is built: silos, settings and the model."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -42,7 +40,7 @@ class Made:
     base: str = "."
 
     @classmethod
-    def of(cls, spec: Specification) -> Made:
+    def of(cls, spec: Specification) -> "Made":
         """Return how the model of a run file is built; of a model from Python, that this is unknown."""
         section = dict(spec.settings.get("model", {})) if spec.text else {}
         return cls(str(section.pop("source", "")), section, str(spec.settings.get("run", {}).get("base", ".")))

@@ -5,8 +5,6 @@ schema might take it for a blank. `[data] absent` lists the words and numbers th
 unit. The mapping stays at the site: a server sees the same as if the file had been written so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,7 +79,7 @@ class ColumnMapping(Section):
 
     def read(
         self, path: Path, form: Format | None, where: str, dropped: Collection[str] = ()
-    ) -> tuple[dict[str, Column], MappingEffect]:
+    ) -> "tuple[dict[str, Column], MappingEffect]":
         """Return a file's columns as the schema reads them, and the effect. dropped: the schema's dropped columns.
 
         Raises as `applied` and `moretta.data.tables.files.read_columns`.
@@ -112,7 +110,7 @@ class ColumnMapping(Section):
                 if not len(rows):
                     raise
 
-    def applied(self, columns: Columns, where: str, form: Format | None) -> tuple[dict[str, Column], MappingEffect]:
+    def applied(self, columns: Columns, where: str, form: Format | None) -> "tuple[dict[str, Column], MappingEffect]":
         """Return a file's columns as the schema reads them, and the effect as counts.
 
         where: the file or site, which begins the sentence of an error. form: of a .csv file.

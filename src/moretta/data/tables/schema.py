@@ -4,8 +4,6 @@ The order of the columns here is that of the model's inputs, whatever the order 
 A file that ends in .json says the same as a Table Schema (`moretta.data.tables.table_schema`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -225,7 +223,7 @@ class Schema(Section):
         return self
 
     @classmethod
-    def load(cls, path: str | Path) -> Schema:
+    def load(cls, path: str | Path) -> "Schema":
         """Read a schema from a .toml file, or from a Table Schema in .json.
 
         Raises:
@@ -266,7 +264,7 @@ class Schema(Section):
         """Return the schema as plain values, as a TOML or JSON file has them."""
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=False, exclude_none=True)
 
-    def only(self, features: Sequence[str], *, labelled: bool) -> Schema:
+    def only(self, features: Sequence[str], *, labelled: bool) -> "Schema":
         """Return the schema of a holder of some features. labelled: whether it holds the target too."""
         kept = {
             name: column

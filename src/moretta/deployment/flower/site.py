@@ -1,7 +1,5 @@
 """A site's half: the mod that answers the secure sum's messages, and uploads the results of the app's functions."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -91,7 +89,7 @@ class Memory:
     helped: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, context: Context) -> Memory:
+    def of(cls, context: Context) -> "Memory":
         """Return the memory in a context."""
         record = context.state.get(RECORD)
         return cls(**record) if isinstance(record, ConfigRecord) else cls()

@@ -1,7 +1,5 @@
 """The site's end: a filter that keeps a training task's result, and answers the server's secure sum of it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -58,7 +56,7 @@ class TaskResult:
     about: bytes = b""
 
     @classmethod
-    def of(cls, dxo: DXO, model: Mapping[str, Any]) -> TaskResult:
+    def of(cls, dxo: DXO, model: Mapping[str, Any]) -> "TaskResult":
         """Return a result. model: of the task, whose names, shapes and kinds of numbers the result must have.
 
         Raises `moretta.errors.PolicyError` for other arrays, and `moretta.errors.RowsError`, which stays at the site.

@@ -3,8 +3,6 @@
 Sections have the numbers of the EDPB's template.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -157,7 +155,7 @@ class Files:
     signatures: Path
 
     @classmethod
-    def at(cls, path: Path) -> Files:
+    def at(cls, path: Path) -> "Files":
         """Return the files of a dossier by the path of its JSON or its page.
 
         Raises `moretta.errors.ParameterError` for a path of neither.
