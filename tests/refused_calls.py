@@ -124,6 +124,27 @@ class MadeLate(nn.Module):
         return outputs
 
 
+class Saved(nn.Linear):
+    """A model whose state_dict is another than its tensors."""
+
+    def __init__(self, keeps: str = "", gives: Any = None) -> None:
+        super().__init__(4, 3)
+        self.keeps, self.gives = keeps, gives
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        saved = super().state_dict(*args, **kwargs)
+        return {name: tensor for name, tensor in saved.items() if self.keeps in name}
+
+    def get_extra_state(self) -> Any:
+        return self.gives
+
+
+def with_complex_buffer() -> nn.Module:
+    model = nn.Linear(4, 3)
+    model.register_buffer("turn", torch.polar(torch.ones(3), torch.ones(3)), persistent=False)
+    return model
+
+
 def with_masked_gradient() -> nn.Module:
     last = nn.Linear(4, 3)
     last.weight.register_hook(lambda gradient: gradient * 0)

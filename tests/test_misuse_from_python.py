@@ -296,6 +296,66 @@ def test_rows_in_another_form_are_the_same_rows(given: tuple[Any, Any]) -> None:
     assert (federation.test[0].astype(np.float32) == X).all()
 
 
+@pytest.mark.parametrize("kind", ["column of ints", "frame of one column", "one-hot ints", "table of pyarrow"])
+def test_classes_in_two_axes_are_classes(kind: str) -> None:
+    pandas, arrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    x: Any = X
+    y: Any = {
+        "column of ints": Y[:, None],
+        "frame of one column": pandas.DataFrame({"y": Y}),
+        "one-hot ints": np.eye(3, dtype=np.int64)[Y],
+        "table of pyarrow": arrow.table({"y": Y}),
+    }[kind]
+    if kind == "table of pyarrow":
+        x = arrow.table({name: X[:, column] for column, name in enumerate("abcd")})
+    model, scores = nn.Linear(4, 3), []
+    for rows in ((x, y), (X, Y)):
+        federation = make(model=model, silos=[Silo("a", *rows), Silo("b", *rows)], test=rows)
+        assert federation.spec.task == "classification"
+        scores.append(federation.train(1, progress=False).test["accuracy"])
+    assert scores[0] == scores[1]
+
+
+def test_numbers_that_float32_cannot_keep_apart_are_refused() -> None:
+    """Whole numbers from 2^24 on lose their last digit; the loss matters by how far a column's numbers lie apart."""
+    pandas = pytest.importorskip("pandas")
+    spread, seconds = X.astype(np.float64) * 1e9, 1_700_000_000 + np.arange(12)
+    make(silos=[Silo("a", spread, Y), Silo("b", np.full((12, 4), 20240101.0), Y)]).rehearse(1)
+    frame = pandas.DataFrame({"age": X[:, 0], "seen": seconds, "b": X[:, 1], "c": X[:, 2]})
+    for x in (frame, frame.to_numpy()):
+        with pytest.raises(ParameterError, match=r"`a`: x: column ('seen'|1): rows are kept as float32, which moves"):
+            make(silos=[Silo("a", x, Y), Silo("b", x, Y)])
+    frame["seen"] -= 1_700_000_000
+    make(silos=[Silo("a", frame, Y), Silo("b", frame, Y)]).rehearse(1)
+    late = [Silo("a", X, seconds), Silo("b", X, seconds - seconds[0])]
+    with pytest.raises(ParameterError, match="`a`: y: rows are kept as float32"):
+        make(model=nn.Linear(4, 1), silos=late, protocol=FedSGD(loss="mse"), task="regression")
+    with pytest.raises(ParameterError, match="the table: column 'seen': rows are kept as float32"):
+        read_table({"seen": seconds}, Schema(columns={"seen": Number()}), labelled=False)
+
+
+def test_whole_numbers_are_targets_of_a_regression() -> None:
+    model, scores = nn.Linear(4, 1), []
+    for y in (Y, Y.astype(np.float32), Y.astype(bool).astype(np.uint8) + (Y == 2)):
+        held = [Silo(name, X, y, held_out=(X, y)) for name in "abc"]
+        federation = make(
+            model=model, silos=held, task="regression", test=(X, y), validation=(X, y),
+            protocol=FedSGD(loss="mse"), standardise_targets=True, score_at_silos=True,
+        )  # fmt: skip
+        scores.append(federation.train(1, progress=False).test["mse"])
+    assert scores[0] == scores[1] == scores[2]
+    with pytest.raises(ParameterError, match=r'got 0 to 2; if they are numbers, set task = "regression"'):
+        make(model=nn.Linear(4, 1), protocol=FedSGD(loss="mse")).rehearse(1)
+
+
+@pytest.mark.parametrize("unit", ["s", "us", "ns"])
+def test_durations_of_any_unit_are_no_numbers(unit: str) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"stay": pandas.to_timedelta(Y, unit="D").astype(f"m8[{unit}]")})
+    with pytest.raises(ParameterError, match="column 'stay' holds words, dates or objects"):
+        Silo("a", frame, Y)
+
+
 def test_frames_agree_on_the_order_of_columns() -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(X, columns=["a", "b", "c", "d"])

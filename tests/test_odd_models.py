@@ -256,6 +256,48 @@ def test_outputs_that_are_probabilities_already_are_said_under_cross_entropy(las
     assert said not in warnings_of(nn.Sequential(nn.Linear(4, 2)), KINDS["FedSGD"])
 
 
+class Squeezed(nn.Linear):
+    """Takes the axis of outputs off, and that of rows where there is one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).squeeze()
+
+
+class Dropped(nn.Module):
+    """Drops inputs in evaluation too, as the default of the function has it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.5)
+
+
+class Centred(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+@pytest.mark.parametrize("loss", ["mse", "cross-entropy"])
+@pytest.mark.parametrize("layer", [Dropped, Centred, LAYERS["batch norm without statistics"]])
+def test_outputs_that_change_with_the_rows_beside_them_are_said(layer: Any, loss: Any) -> None:
+    model = nn.Sequential(layer(), nn.Linear(4, 2))
+    assert "change with the rows beside it, or each time" in warnings_of(model, FedSGD(loss=loss))
+
+
+@pytest.mark.parametrize("layer", sorted({*LAYERS} - {"batch norm without statistics", "detaches"}))
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
+def test_other_models_give_a_row_the_same_outputs_beside_any(layer: str) -> None:
+    assert "rows beside it" not in warnings_of(nn.Sequential(LAYERS[layer](), nn.Linear(4, 2)), KINDS["FedSGD"])
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_a_model_that_squeezes_predicts_one_row(outputs: int) -> None:
+    x = rows(2)[0]
+    result = federation(Squeezed(4, outputs), FedSGD(loss="mse")).train(1, progress=False)
+    model = result.raw_model()
+    np.testing.assert_array_equal(model.predict(x[:1]), model.predict(x)[:1])
+    with torch.no_grad():
+        assert model(torch.tensor(x[:1])).shape == (1, outputs)
+
+
 def test_a_bound_that_promises_nothing_and_sums_in_the_clear_are_said() -> None:
     model = nn.Sequential(nn.Linear(4, 2))
     loose = FedSGD(**SOFT, dp_noise=0.01, dp_clip=1.0, dp_delta=0.5)
@@ -264,6 +306,14 @@ def test_a_bound_that_promises_nothing_and_sums_in_the_clear_are_said() -> None:
     assert "bounds nothing that matters" in said
     assert "sums are in the clear" not in said
     assert "sums are in the clear" in warnings_of(model, KINDS["FedSGD"], aggregation=SecureAggregation(scheme="none"))
+
+
+def test_rows_that_nothing_scores_are_said() -> None:
+    held = [Silo(name, *rows(0), held_out=rows(1)) for name in "abc"]
+    said = "silo `a`: nothing scores its rows of held_out, and nothing trains on them"
+    for scored in (False, True):
+        result = Federation(nn.Linear(4, 2), held, KINDS["FedSGD"], score_at_silos=scored).train(1, progress=False)
+        assert (said in " ".join(result.record["warnings"])) != scored
 
 
 def test_images_that_are_nearly_black_are_said() -> None:

@@ -74,6 +74,14 @@ def test_a_quoted_cell_may_hold_the_separator_and_a_line_end(tmp_path: Path) -> 
     assert expansion_of(schema).names == ("a=w", 'a=x,\n"z', "b")
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_an_empty_line_is_a_row_where_there_is_one_column(tmp_path: Path, end: str) -> None:
+    (tmp_path / "one.csv").write_text(end.join(["age", "1", "", "3", "", ""]), newline="")
+    assert read_columns(tmp_path / "one.csv")["age"].tolist() == ["1", "", "3"]
+    (tmp_path / "two.csv").write_text(end.join(["age,b", "1,2", "", "3,4", "", ""]), newline="")
+    assert read_columns(tmp_path / "two.csv")["age"].tolist() == ["1", "3"]
+
+
 def test_how_a_file_is_written_may_be_declared(tmp_path: Path) -> None:
     path = write(tmp_path, "größe|ort|y\n1,5|Malmö|0\nn/a|Köln|1\n2,25|Köln|1\n", encoding="latin-1")
     form = Format("|", ",", "latin-1", ("n/a",))

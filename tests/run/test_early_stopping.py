@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from torch import nn
 
+from moretta import Federation, FedSGD, Silo
 from moretta.contract.roles import State
 from moretta.run.loop import EarlyStopping, best_round
 from moretta.run.persistence import BestRound
@@ -53,6 +57,21 @@ def test_a_best_round_of_an_earlier_session_stays_until_a_better_one() -> None:
     assert not stopping.stops(history, dict)
     assert stopping.best is earlier
     assert best_round([*history, {"round": 3}, {"round": 4, "validation_loss": 1.0}]) == 1
+
+
+def test_a_run_that_stopped_early_does_not_go_on_where_it_is_resumed(tmp_path: Path) -> None:
+    x = np.arange(16, dtype=np.float32).reshape(8, 2) / 16
+    silos = [Silo(name, x, np.arange(8) % 2) for name in "abc"]
+    run = Federation(
+        nn.Linear(2, 2), silos, FedSGD(loss="mse", learning_rate=5.0),
+        test=(x, np.arange(8) % 2), validation=(x, np.arange(8) % 2), early_stopping=2, evaluate_every=1,
+        checkpoint_every=1, out=tmp_path / "run",
+    )  # fmt: skip
+    first, again = run.train(9, progress=False), run.train(9, resume=True, progress=False)
+    assert [len(result.history) for result in (first, again)] == [3, 3]
+    assert first.test == again.test
+    assert "best_round" in first.record["facts"]
+    assert first.record["facts"] == again.record["facts"]
 
 
 @pytest.mark.parametrize(

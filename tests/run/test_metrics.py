@@ -17,6 +17,7 @@ from moretta.engines.run_folder import read_json
 from moretta.errors import ParameterError
 from moretta.report.folder import read_run
 from moretta.report.table import comparison
+from moretta.run.metrics import judged
 
 
 def recall_of_two(outputs: Tensor, targets: Tensor) -> float:
@@ -71,6 +72,16 @@ def test_of_models_a_silo_it_is_the_mean_or_the_worst_models() -> None:
     result = federation(protocol=protocol, metrics=[recall_of_two]).train(2, progress=False)
     assert "recall_of_two" in result.test["metrics"]
     assert "test_recall_of_two" in result.history[-1]
+
+
+@pytest.mark.parametrize(("groups", "sure"), [(["ann"] * 8, False), (["ann"] * 4 + ["bo"] * 4, True), (None, True)])
+def test_rows_about_one_person_have_no_interval(groups: list[str] | None, sure: bool) -> None:
+    outputs, y = np.eye(2)[np.arange(8) % 2] + [0.0, 0.6], np.arange(8) % 2
+    together = None if groups is None else np.array(groups)
+    figures = judged(outputs, y, "classification", "mse", together=together)["figures"]
+    assert {name for name, figure in figures.items() if "low" in figure} == (
+        {*figures} - {"calibration_error"} if sure else set()
+    )
 
 
 def test_a_figure_that_is_not_finite_is_none_in_the_folder(tmp_path: Path) -> None:

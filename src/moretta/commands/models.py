@@ -102,7 +102,9 @@ def evaluate(
             units = "" if scored["units"] == scored["rows"] else f" of {scored['units']} people or things"
             print(f"{part}: {scored['rows']} rows{units}")
             for name, figure in scored["figures"].items():
-                sure = "no interval: resampling rows only raises it"
+                sure = "no interval: " + (
+                    "resampling rows only raises it" if scored["units"] > 1 else "all are about one"
+                )
                 if "low" in figure:
                     sure = f"{figure['low']:.4g} to {figure['high']:.4g}"
                 print(f"    {name} {figure['value']:.4g} ({sure})")

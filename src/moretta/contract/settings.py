@@ -113,7 +113,9 @@ def section_within(kind: type[BaseModel], key: object) -> type[BaseModel] | None
 
 
 def _refuse_truth(kind: type[BaseModel], settings: Mapping[str, object]) -> None:
-    """Refuse true and false in the place of a number: from Python pydantic takes them for 1 and 0, from files never."""
+    """Refuse what pydantic takes from Python alone: true and false for 1 and 0, and a set for a list, in any order."""
+    if unordered := next((name for name, value in settings.items() if isinstance(value, set | frozenset)), ""):
+        raise ParameterError(f"{kind.__name__}: {unordered}: expected a list, whose order counts; got a set")
     for name in (name for name, value in settings.items() if isinstance(value, bool) and name in kind.model_fields):
         kinds = _kinds(kind.model_fields[name].annotation)
         if bool not in kinds and (float in kinds or int in kinds):

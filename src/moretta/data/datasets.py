@@ -41,7 +41,7 @@ from moretta.data.split import cut, split
 from moretta.data.tables.doubts import Encoding, Hints, Missing, Task
 from moretta.data.tables.files import ENDINGS, Format, is_table, read_columns
 from moretta.data.tables.inference import infer, infer_labels
-from moretta.data.tables.preparation import ColumnRules
+from moretta.data.tables.preparation import ColumnRules, check_rounding
 from moretta.data.tables.rows import encode, expansion_of, rules_of
 from moretta.data.tables.schema import Number, Schema
 from moretta.errors import MissingExtra, ParameterError
@@ -307,6 +307,8 @@ def _from_arrays(arrays: Mapping[str, Array], wish: _Wish) -> Split:
             f"got {', '.join(arrays) or 'none'}"
         )
     ends = ("_train", "_test") if parted else ("",)
+    for name in (f"x{ends[0]}", f"y{ends[0]}"):
+        check_rounding(np.asarray(arrays[name]), f"{wish.name}: {name}")
     xs = [as_features(arrays[f"x{end}"], f"{wish.name}: x{end}" if parted else wish.name) for end in ends]
     ys = [arrays[f"y{end}"] for end in ends]
     if parted and (ys[0].shape[1:] != ys[1].shape[1:] or ys[0].ndim == 0):

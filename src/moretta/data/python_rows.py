@@ -1,8 +1,8 @@
 """Rows and targets as Python users have them: arrays, lists, tensors, frames of columns and Datasets of PyTorch.
 
-Each becomes an array of numbers, or is refused in one sentence that quotes no cell. pandas, polars and torch are not
-imported: a frame has `columns` and `to_numpy`, and a tensor can be detached. A Dataset has a length, and returns a
-sample and its target by index.
+Each becomes an array of numbers, or is refused in one sentence that quotes no cell. pandas, polars, pyarrow and torch
+are not imported: a frame has `columns` and `to_numpy`, or `column_names`, and a tensor can be detached. A Dataset has a
+length, and returns a sample and its target by index.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from moretta.contract.lazy_rows import LazyRows
 from moretta.contract.wording import kind_of, nearest
 from moretta.data.layout import Samples
-from moretta.data.rows import are_positions, as_positions
-from moretta.data.tables.files import check_dense, check_order, is_sparse
+from moretta.data.rows import are_positions, as_positions, class_of
+from moretta.data.tables.files import check_dense, check_order, column_names, is_sparse
 from moretta.errors import ParameterError
 
 NUMBERS = "fiub"
@@ -24,12 +24,12 @@ NUMBERS = "fiub"
 
 def is_frame(rows: object) -> bool:
     """Return whether rows are columns by name."""
-    return hasattr(rows, "columns") and hasattr(rows, "to_numpy")
+    return hasattr(rows, "columns") and (hasattr(rows, "to_numpy") or hasattr(rows, "column_names"))
 
 
 def names_of(x: Any) -> tuple[str, ...]:
     """Return the names of a frame's columns, in its order; empty for rows without names."""
-    return tuple(str(name) for name in x.columns) if is_frame(x) else ()
+    return tuple(map(str, column_names(x))) if is_frame(x) else ()
 
 
 def rows_and_targets(x: Any, y: Any, where: str, **further: Any) -> tuple[Samples, NDArray[np.generic]]:
@@ -79,12 +79,18 @@ def samples(x: Any, where: str) -> Samples:
 def targets_of(y: Any, where: str) -> NDArray[np.generic]:
     """Return targets as an array of numbers; masks in the form of `moretta.data.rows.as_positions`."""
     if is_frame(y):
-        y = _of_frame(y, where)
+        names = column_names(y)
+        y = y[names[0]] if len(names) == 1 else _of_frame(y, where)
     remedy = (
         "classes numbered from 0, or numbers; for example classes, y = numpy.unique(words, return_inverse=True), with "
         "the same numbers at all silos"
     )
     targets = _of_numbers(y, f"{where}: y", remedy)
+    if targets.dtype.kind in "iub" and targets.ndim == 2:
+        if targets.shape[1] == 1:
+            return targets[:, 0]
+        if class_of(targets.astype(np.float32)) is not None:
+            return targets.astype(np.float32)
     return as_positions(targets, where) if are_positions(targets) else targets
 
 
@@ -110,6 +116,8 @@ def subjects(values: Any, rows: int, where: str) -> NDArray[np.str_]:
     array = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
     cells = array.ravel().tolist()  # of Python's types; True is an int, but not an id
     words = all(isinstance(cell, str | Integral) and not isinstance(cell, bool) for cell in cells)
+    if words and "" in cells:
+        raise ParameterError(f"{where}: {cells.count('')} of {rows} are empty, and would be one; give each row its own")
     if array.ndim != 1 or len(array) != rows or not words:
         got = f"{len(array)} values of type {array.dtype}" if array.ndim == 1 else kind_of(values)
         raise ParameterError(f"{where}: expected {rows} words or whole numbers, one a row; got {got}")
@@ -139,7 +147,9 @@ def in_order(x: Any, order: Sequence[str], where: str, owner: str) -> Any:
             close = nearest(name, names)
             hint = f"did you mean {close!r}?" if close else f"it has {', '.join(names):.200}"
             raise ParameterError(f"{where}: expected a column {name!r}, as {owner} has; {hint}")
-    return x if names == tuple(order) else x[list(order)]
+    if names == tuple(order):
+        return x
+    return x[list(order)] if hasattr(x, "to_numpy") else x.select(list(order))
 
 
 def _of_frame(frame: Any, where: str) -> NDArray[np.generic]:
@@ -148,19 +158,20 @@ def _of_frame(frame: Any, where: str) -> NDArray[np.generic]:
         twice = next(name for name in names if names.count(name) > 1)
         raise ParameterError(f"{where}: column {twice!r} appears twice; give each its own name")
     columns = []
-    for name in frame.columns:
+    for name in column_names(frame):
         column = np.asarray(frame[name].to_numpy())
         _check_real(column, f"{where}: column {str(name)!r}")
         if column.dtype.kind not in NUMBERS:
             column = _nullable(column, f"{where}: column {str(name)!r}")
-        columns.append(column.astype(np.float32 if column.dtype.kind != "f" else column.dtype))
+        single = column.astype(np.float32)
+        columns.append(column if column.dtype.kind == "f" else single if (single == column).all() else column * 1.0)
     return np.stack(columns, axis=1) if columns else np.empty((len(frame), 0), np.float32)
 
 
 def _nullable(column: NDArray[Any], where: str) -> NDArray[np.float64]:
     """Return numbers and absent values, which a frame has as objects, as floats with NaN."""
     try:
-        if column.dtype.kind in "SUM" or any(isinstance(cell, str) for cell in column):
+        if column.dtype.kind in "SUMm" or any(isinstance(cell, str) for cell in column):
             raise TypeError
         return np.array([np.nan if cell is None or cell != cell else float(cell) for cell in column])
     except (TypeError, ValueError):

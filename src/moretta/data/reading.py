@@ -35,6 +35,7 @@ from moretta.data.rows import (
 )
 from moretta.data.tables.files import ENDINGS, Format, is_table, read_columns
 from moretta.data.tables.mapping import ColumnMapping
+from moretta.data.tables.preparation import check_rounding
 from moretta.data.tables.rows import encode, expansion_of, rules_of
 from moretta.data.tables.schema import Schema
 from moretta.errors import MissingExtra, ParameterError, RowsError
@@ -198,6 +199,9 @@ def of_arrays(arrays: Mapping[str, Array], expected: ExpectedRows, where: str) -
     if x is None or (y is None and expected.labelled):
         needed = "arrays x and y" if expected.labelled else "an array `x`"
         raise ParameterError(f"{where}: expected {needed}; got {', '.join(arrays) or 'none'}")
+    for name, numbers in (("x", x), ("y", y)):
+        if expected.training and numbers is not None:
+            check_rounding(np.asarray(numbers), f"{where}: {name}")
     x = as_features(x, where)
     for what, values in (("id", ids), ("group", groups)):
         if values is not None and np.shape(values) != (len(x),):

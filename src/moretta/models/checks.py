@@ -41,13 +41,20 @@ def check_weights(model: nn.Module) -> None:
             )
         if isinstance(value, nn.Parameter) and not value.numel():
             raise ParameterError(f"model: `{name}`: expected numbers, got shape {list(value.shape)}; leave it out")
-        if isinstance(value, nn.Parameter) and value.is_complex():
+        if value.is_complex():  # which a cast of the model would make real
             raise ParameterError(
                 f"model: `{name}`: expected real numbers, got {value.dtype}; keep real and imaginary parts as two "
-                "parameters, and join them by torch.complex"
+                "tensors, and join them by torch.complex"
             )
         if isinstance(value, nn.Parameter) and not value.isfinite().all():
             raise ParameterError(f"model: `{name}`: expected finite numbers, got NaN or infinity; start it anew")
+    saved, needed = model.state_dict(), {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    known = needed | {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    if wrong := sorted((needed - saved.keys()) | (saved.keys() - known)):
+        raise ParameterError(
+            f"model: state_dict() {'has' if wrong[0] in saved else 'lacks'} `{wrong[0]}`; expected each parameter and "
+            "buffer by its own name, and nothing else: remove the hook, extra state or method that changes it"
+        )
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:

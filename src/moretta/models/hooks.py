@@ -45,7 +45,9 @@ class OneTensor:
         """Return the one tensor of what a module returned for so many rows, as [rows, outputs]."""
         tensor = self.chosen(output, rows)
         tensor = self._by_position(tensor) if self.mask else tensor
-        return tensor.flatten(1) if tensor.ndim > 2 else tensor[:, None] if tensor.ndim == 1 else tensor
+        if rows == 1:  # of which a squeeze has taken the axis
+            return tensor.reshape(1, -1)
+        return tensor.flatten(1) if tensor.ndim > 2 else tensor.reshape(-1, 1) if tensor.ndim < 2 else tensor
 
     def chosen(self, output: Any, rows: int) -> Tensor:
         """Return the one tensor as the module has it."""

@@ -202,6 +202,8 @@ class Federation:
             check_choice("task", task, ("classification", "regression"))
         elif task is None and silos:
             task = python_arguments.task_of(silos, getattr(protocol, "loss", ""))
+        if task == "regression":
+            silos = [python_arguments.with_numbers(silo) for silo in silos]
         model, made = python_arguments.built(model, silos, protocol, task or "", class_names, table)
         spec = Specification(
             run,
@@ -223,7 +225,7 @@ class Federation:
             spec = replace(spec, sections={**spec.settings, "protocol": {**kept, "fit": ", ".join(fits)}})
         rules.check(spec, in_python)
         test, validation = (
-            python_arguments.rows_of(part, rows, feature_names)
+            python_arguments.rows_of(part, rows, feature_names, task or "")
             for part, rows in (("test", test), ("validation", validation))
         )
         self._hold(spec, model, RunRows(silos, test, validation, feature_names, class_names), out, made)

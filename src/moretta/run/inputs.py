@@ -4,6 +4,7 @@ Every check raises `moretta.errors.ParameterError`. `doubts` has what runs and m
 """
 
 import copy
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -22,7 +23,7 @@ from moretta.data.holders import grid_of
 from moretta.data.layout import SampleLayout, Samples
 from moretta.data.rows import Subjects, check_finite, positions_of
 from moretta.data.silo import Silo, row_shape
-from moretta.data.tables.preparation import ColumnRules
+from moretta.data.tables.preparation import ColumnRules, check_rounding
 from moretta.engines.settings import Engine, Faults
 from moretta.errors import ParameterError, RowsError
 from moretta.models import hooks
@@ -138,6 +139,7 @@ def with_one_tensor(
                 alike = [name for name, output in fits.items() if output[0].numel() == outputs]
                 hook = hooks.OneTensor(alike[0] if len(alike) == 1 else "")
             mask = hooks.mask_of(hook.chosen(output, 2), positions) or mask
+            plain &= training or clone(_sample(silos, dtype)[:1]).ndim == 2  # squeeze takes the axis of one row too
     return model if plain else hooks.gives_one_tensor(model, hook.name, mask)
 
 
@@ -297,6 +299,8 @@ def check_silos(silos: Sequence[Silo], protocol: Training, inputs: RowChecks) ->
                 f"and {len(silo.y)} targets"
             )
         inputs.check_finite(f"silo `{silo.name}`", silo.x, silo.columns)
+        check_rounding(silo.x, f"silo `{silo.name}`: x", silo.names)
+        check_rounding(silo.y, f"silo `{silo.name}`: y")
         if not silo.columns and silo.x.shape[1:] != silos[0].x.shape[1:]:
             raise RowsError(
                 f"silo `{silo.name}`: expected rows of shape {list(silos[0].x.shape[1:])}, as "
@@ -396,12 +400,26 @@ DARK = 0.02  # of the range of pixels: images that have nothing above it are nea
 
 def doubts(spec: Specification, model: nn.Module, silos: Sequence[Silo]) -> Iterator[str]:
     """Yield sentences about a model and local rows that run, and may be a mistake."""
-    if spec.protocol.loss == "cross-entropy" and spec.protocol.own_loss is None and _gives_shares(model, silos):
+    outputs, alone = _outputs(model, silos)
+    rounding = 0.01 * float(outputs.abs().max()) if outputs.numel() else 0.0
+    if math.isfinite(rounding) and not torch.allclose(outputs[: len(alone)], alone, atol=rounding):
+        yield (
+            "in evaluation the model's outputs for a row change with the rows beside it, or each time, and so do "
+            "scores and predictions; leave dropout to training (training=self.training), and use running statistics"
+        )
+    shares = outputs.shape[1] > 1 and bool(((outputs >= 0) & (outputs <= 1)).all())
+    if spec.protocol.loss == "cross-entropy" and spec.protocol.own_loss is None and shares:
         yield (
             "the model's outputs lie between 0 and 1 whatever it reads, as after a softmax or sigmoid, and "
             "cross-entropy takes their softmax once more, so that it learns little; leave out the last such layer"
         )
+    asked = {"held_out": bool(spec.data.score_at_silos), "validation": spec.data.silos_validate}
     for silo in silos:
+        if unused := [part for part, scored in asked.items() if getattr(silo, part) is not None and not scored]:
+            yield (
+                f"silo `{silo.name}`: nothing scores its rows of {' and '.join(unused)}, and nothing trains on them; "
+                "set score_at_silos or validation_fraction, or leave them out"
+            )
         x, brightest = silo.x, 0.0
         if isinstance(x, np.ndarray) and x.ndim == 4 and x.dtype.kind == "f" and x.size:  # of images in memory
             brightest = max(float(np.fmax.reduce(x, axis=None)), -float(np.fmin.reduce(x, axis=None)))  # without a copy
@@ -412,14 +430,19 @@ def doubts(spec: Specification, model: nn.Module, silos: Sequence[Silo]) -> Iter
             )
 
 
-def _gives_shares(model: nn.Module, silos: Sequence[Silo]) -> bool:
-    """Whether a model's outputs are in [0, 1] for rows of any size."""
+def _outputs(model: nn.Module, silos: Sequence[Silo]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a model's outputs for made-up rows, and those of the first two each by itself, NaN where it fails on one.
+
+    Both have no rows where the model takes no such rows.
+    """
+    outputs = alone = torch.zeros(0, 1)
     if silos[0].x.dtype.kind in "iu":
-        return False
+        return outputs, alone
     generator = torch.Generator().manual_seed(0)
     rows = 100 * torch.randn(16, *row_shape(silos), generator=generator, dtype=torch.float64)
-    try:
-        outputs = modules.outputs_of(copied(model).cpu(), rows.to(dtype_of(model)))
-    except Exception:  # noqa: BLE001  # a model of somebody's may take no such rows, and then nothing is said
-        return False
-    return outputs.shape[1] > 1 and bool((outputs.min() >= 0) & (outputs.max() <= 1))
+    own = copied(model).cpu()
+    with suppress(Exception), torch.random.fork_rng(devices=()):  # a model of somebody's may take no such rows
+        outputs = modules.outputs_of(own, rows.to(dtype_of(own)))
+        alone = torch.full_like(outputs[:2], torch.nan)
+        alone = modules.outputs_of(own, rows[:2].to(dtype_of(own)), 1)
+    return outputs, alone

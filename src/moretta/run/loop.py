@@ -178,8 +178,9 @@ class Session:
         if self._files is not None:
             self._stopping.best = self._files.begin()
         driver = self._driver()
+        stopped = self._history and self._stopping.stops(self._history, lambda: states_of(self._players))
         try:
-            for line in self._lines(driver) if self._has_budget() else ():
+            for line in () if stopped or not self._has_budget() else self._lines(driver):
                 if self._ends_with(line):
                     break
             if self._stopping.best is not None:

@@ -274,7 +274,7 @@ def judged(
 ) -> dict[str, Any]:
     """Return `rows`; `figures`, each with `value`, `low` and `high`; `baseline`; and tables of classes.
 
-    The calibration error has a `value` only.
+    The calibration error has a `value` only, and so have all figures where the rows are about one person or thing.
     `outputs`: [rows, outputs], as the model returns them. `y`: int64[rows] of classes, numbers [rows, outputs], or
     masks [rows, positions, 2], whose figures are over all positions that count. `names`: of the classes; None leaves
     the tables out. `together`: the subjects of rows. `baseline`: the accuracy of the most frequent class, or the
@@ -311,7 +311,7 @@ def judged(
     figures_told = dict[str, dict[str, float]]()
     for name, value in figures.items():
         low, high = _interval(np.concatenate(drawn[name]))
-        figures_told[name] = {"value": value, "low": low, "high": high}
+        figures_told[name] = {"value": value} | ({"low": low, "high": high} if count > 1 else {})
     if UNSURE in scores["metrics"]:
         figures_told[UNSURE] = {"value": scores["metrics"][UNSURE]}
     result: dict[str, Any] = {"rows": len(y), "units": count, "figures": figures_told, "baseline": alone}

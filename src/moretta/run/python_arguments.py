@@ -256,9 +256,22 @@ def _ordered(silo: Silo, columns: Sequence[str], owner: str) -> Silo:
     return replace(silo, x=silo.x[:, order], names=tuple(columns), held_out=held)
 
 
-def rows_of(part: str, rows: Any, names: Sequence[str]) -> Any:
+def rows_of(part: str, rows: Any, names: Sequence[str], task: str) -> Any:
     """Return test or validation rows as arrays, from a pair (x, y) or a Dataset. names: of the silos' columns."""
-    return None if rows is None else python_rows.pair(rows, part, names, "the silos'")
+    if rows is None:
+        return None
+    x, y = python_rows.pair(rows, part, names, "the silos'")
+    return x, _numbers(y) if task == "regression" else y
+
+
+def with_numbers(silo: Silo) -> Silo:
+    """Return a silo of a regression, whose whole numbers are targets and no classes."""
+    held = None if silo.held_out is None else (silo.held_out[0], _numbers(silo.held_out[1]))
+    return replace(silo, y=_numbers(silo.y), held_out=held)
+
+
+def _numbers(y: NDArray[np.generic]) -> NDArray[Any]:
+    return y.astype(np.float64) if y.dtype.kind in "iub" else y
 
 
 def built(

@@ -163,15 +163,20 @@ def check_order(columns: Mapping[str, Any], where: str) -> None:
             )
 
 
+def column_names(frame: Any) -> Sequence[Any]:
+    """Return the names of a frame's columns, of pandas or polars, or of a table of pyarrow."""
+    return list(frame.columns if hasattr(frame, "to_numpy") else frame.column_names)
+
+
 def as_columns(
     frame: Any, where: str, form: Format | None = None, leave_out: Collection[str] = ()
 ) -> dict[str, Column]:
     """Return the columns of a frame or a mapping, by name, in the form of a file's. where: begins an error's sentence.
 
-    frame: of pandas or polars, with `columns` and columns by name. leave_out: columns that are not read.
+    frame: of pandas, polars or pyarrow, with columns by name. leave_out: columns that are not read.
     Raises `moretta.errors.ParameterError` for columns of unequal length, or of other values than numbers, words, dates.
     """
-    names = list(frame if isinstance(frame, Mapping) else frame.columns)
+    names = list(frame if isinstance(frame, Mapping) else column_names(frame))
     check_order({"columns": frame}, where)
     check_names([str(name) for name in names], where)
     kept = [name for name in names if name not in leave_out]
@@ -314,6 +319,7 @@ def _csv(content: bytes, path: Path, form: Format, leave_out: Collection[str]) -
     cells = (text.count("\n") + text.count(separator)) / len(header) * len(set(header) - set(leave_out))
     check_memory(2 * len(content) + cells * CELL_BYTES, f"{path} takes")
     _check_quotes(text, name, separator)
+    alone = len(header) == 1  # so an empty line is a row without a value
     short: list[tuple[int, int]] = []
 
     def uneven(row: Any) -> str:
@@ -322,9 +328,11 @@ def _csv(content: bytes, path: Path, form: Format, leave_out: Collection[str]) -
 
     try:
         table = reader.read_csv(
-            io.BytesIO(text.encode()),
+            io.BytesIO((text.rstrip("\r\n") if alone else text).encode()),
             read_options=reader.ReadOptions(use_threads=False, column_names=header, skip_rows_after_names=1),
-            parse_options=reader.ParseOptions(delimiter=separator, newlines_in_values=True, invalid_row_handler=uneven),
+            parse_options=reader.ParseOptions(
+                delimiter=separator, newlines_in_values=True, invalid_row_handler=uneven, ignore_empty_lines=not alone
+            ),
             convert_options=reader.ConvertOptions(column_types=dict.fromkeys(header, arrow.string())),
         )
     except arrow.ArrowInvalid as error:

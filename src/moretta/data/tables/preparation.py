@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from moretta.errors import ParameterError
+from moretta.errors import ParameterError, RowsError
 
 Fill = Literal["none", "mean", "median"]
 MedianRanges = tuple[tuple[int, float, float], ...]
@@ -124,6 +124,29 @@ class Expansion:
     def origins(self) -> tuple[str, ...]:
         """The coded column's name of each input."""
         return tuple(self.features[place] for place in self.source)
+
+
+def check_rounding(numbers: NDArray[np.generic], where: str, names: Sequence[str] = ()) -> None:
+    """Raise RowsError, naming the column, where float32, in which rows are kept, loses their differences.
+
+    It is more than 1 % of a column's deviation. numbers: [rows] or [rows, columns], NaN where absent; of 32 bits or
+    several axes nothing is checked. where: begins the sentence.
+    """
+    if numbers.dtype.kind not in "fiu" or numbers.dtype.itemsize <= 4 or numbers.ndim not in (1, 2) or not len(numbers):
+        return
+    wide = numbers.astype(np.float64).reshape(len(numbers), -1)
+    there = np.abs(wide) < np.finfo(np.float32).max  # others are refused elsewhere
+    count, wide = np.maximum(there.sum(axis=0), 1), np.where(there, wide, 0.0)
+    lost = np.abs(wide - wide.astype(np.float32)).max(axis=0)
+    deviation = np.sqrt(np.square(np.where(there, wide - wide.sum(axis=0) / count, 0.0)).sum(axis=0) / count)
+    coarse = (lost > deviation / 100) & (deviation > 1e-12 * np.abs(wide).max(axis=0))  # below that it is a constant
+    if coarse.any():
+        place = int(coarse.argmax())
+        column = f": column {(names[place] if names else place)!r}" if numbers.ndim == 2 else ""
+        raise RowsError(
+            f"{where}{column}: rows are kept as float32, which moves numbers by up to "
+            f"{lost[place] / deviation[place]:.1g} of their deviation; subtract a number that is the same at all silos"
+        )
 
 
 @dataclass(frozen=True, eq=False)

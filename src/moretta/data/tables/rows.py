@@ -30,7 +30,7 @@ from moretta.data.tables.files import (
     as_numbers,
     read_columns,
 )
-from moretta.data.tables.preparation import MARK, ONE_OF, PLAIN, ColumnRules, Expansion
+from moretta.data.tables.preparation import MARK, ONE_OF, PLAIN, ColumnRules, Expansion, check_rounding
 from moretta.data.tables.schema import Category, Date, Feature, Number, Ordered, Schema, Target
 from moretta.errors import ParameterError
 
@@ -144,11 +144,16 @@ def encode(
         return replace(encode(fitting, schema, where, form, labelled=labelled, training=training), left_out=wrong)
     coded = np.empty((count, len(schema.features)), np.float32)
     for number, (name, feature) in enumerate(schema.features.items()):
-        coded[:, number] = _Reader(where, name, columns[name], form).coded(feature)
+        values = _Reader(where, name, columns[name], form).coded(feature)
+        if training:
+            check_rounding(values, f"{where}: column {name!r}")
+        coded[:, number] = values
     y: NDArray[Any] = np.empty(0)
     if labelled and schema.target is not None and schema.target.mask_values is None:
         named = schema.name_of("target") or ""
         y = _Reader(where, named, columns[named], form).targets(schema.target)
+        if training:
+            check_rounding(y, f"{where}: column {named!r}")
     ids, groups = (_names(columns, schema.name_of(kind), where, form) for kind in ("id", "group"))
     if ids is not None and training and len(np.unique(ids)) < len(ids):
         twice = len(ids) - len(np.unique(ids))

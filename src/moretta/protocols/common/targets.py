@@ -33,6 +33,7 @@ def _classes(y: NDArray[np.generic], outputs: int, loss: str, silo: str, dtype: 
     if low < 0 or high >= most:
         raise RowsError(
             f"silo `{silo}`: expected classes 0 to {most - 1} for a model with {outputs} outputs, got {low} to {high}"
+            + ('; if they are numbers, set task = "regression"' if outputs == 1 else "")
         )
     if loss == "cross-entropy":
         if outputs < 2:
