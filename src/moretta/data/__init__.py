@@ -6,6 +6,6 @@
     distribute(source, ...)       -> Distributed   partition.py: rows to silos, in grids columns too
     partition(y, silos, how)      -> row numbers per silo
 
-Rows and their rules are defined in `rows.py`, their owner in `silo.py`. Everything seeded uses numpy's PCG64 and is the
-same on every machine; nothing here reads a pickle.
+Rows and their rules are defined in `rows.py`, their owner in `silo.py`. All seeded choices use numpy's PCG64 and are
+the same on every machine; nothing here reads a pickle.
 """

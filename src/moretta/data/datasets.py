@@ -1,9 +1,9 @@
-"""The data set that a run file names: its rows, whose form all of them decide, and their parts.
+"""The data set of a run file: its rows, whose form all of them decide, and their parts.
 
     load(data, table, seed, base)  -> Split           rows of any source, with a test part
     load_files, load_columns       -> Split, silos    the rows of several silos, each in a file of its own
 
-scikit-learn is needed only for the sets that come with it, `wdbc` and `digits`.
+scikit-learn is needed only for its own sets, `wdbc` and `digits`.
 """
 
 import importlib.util
@@ -48,7 +48,7 @@ from moretta.errors import MissingExtra, ParameterError
 
 ORIGINS = {name: origin for name, (_, _, origin) in SETS.items()}
 ORIGINS["bank-marketing"] = "https://archive.ics.uci.edu/dataset/222/bank+marketing"
-"""Where to get the sets that do not come along."""
+"""Where to get the sets that are not part of a package."""
 
 BUILT_IN = ("wdbc", "digits", "bank-marketing", *SETS, OFFICE_HOME, FOLDER)
 _BANK = ("bank-additional-full.csv", "bank-additional-full.csv.gz", "bank-full.csv", "bank-full.csv.gz")
@@ -63,10 +63,7 @@ WDBC_CLASSES: tuple[str, ...] = ("malignant", "benign")
 
 @dataclass(frozen=True)
 class _Wish:
-    """The run file's settings of rows and targets, for any source.
-
-    test, validation: fractions of all rows. test_rows: a table of test rows, instead of a fraction.
-    """
+    """The settings of rows and targets. test, validation: fractions of all rows; or test_rows: a table of test rows."""
 
     name: str
     task: Task | None
@@ -86,7 +83,7 @@ class _Wish:
         return cls(name, data.task, test, validation, data.missing, seed, rows)
 
     def test_by(self, table: Schema) -> Rows | None:
-        """Return the test rows that have a table of their own."""
+        """Return the test rows of a separate table."""
         return self.test_rows and read(self.test_rows, ExpectedRows.of_table(table), "[data] test")
 
 
@@ -96,10 +93,9 @@ _Make = Callable[[Rows, Rows, Rows], Split]  # of training, test and validation 
 def load(data: Data, table: Schema | None = None, *, seed: int = 0, base: Path = Path(".")) -> Split:
     """Load the source of a run file's section; relative paths and modules start at `base`, the run file's folder.
 
-    table: the schema of a table; None infers it. A source with its own test part keeps it, and validation rows then
-    come from the training rows. Otherwise `seed` draws both parts, stratified by class (office-home: by domain and
-    class). Raises ParameterError for settings that cannot work, and MissingExtra if a built-in set needs scikit-learn
-    or Pillow.
+    table: the schema of a table; None infers it. A source with its own test part keeps it, and validation rows are then
+    from the training rows. Otherwise `seed` draws both parts, stratified by class (office-home: by domain and class).
+    Raises ParameterError for impossible settings, and MissingExtra if a built-in set needs scikit-learn or Pillow.
     """
     source, wish = data.source, _Wish.of(data, data.source, seed, base)
     _refuse_idle(data, table)
@@ -166,7 +162,7 @@ def _table(path: Path, schema: Schema | None, hints: Hints, form: Format, wish: 
 
 
 def _from_table(rows: Rows, table: Schema, wish: _Wish, test: Rows | None, together: Array | None = None) -> Split:
-    """Split a table that was read by its schema, in proportion of domains too where rows have them."""
+    """Split a table read by its schema, in proportion of domains too where rows have them."""
     (y, task, classes), strata, expansion = _targets_of(rows.y, table, wish), None, expansion_of(table)
     if rows.domain is not None:
         strata = np.unique(rows.domain, return_inverse=True)[1] * (classes or 1) + (y if classes else 0)
@@ -202,7 +198,7 @@ def _image_folder(data: Data, base: Path, image: ImageForm, schema: Schema | Non
 
 
 def _targets_of(y: Array, table: Schema, wish: _Wish) -> tuple[Array, Task, int | None]:
-    """Return targets as the run file or the schema has them, the task, and the number of classes."""
+    """Return targets by the run file or the schema, the task, and the number of classes."""
     task: Task = wish.task or ("classification" if table.classes else "regression")
     if task == "classification" and not table.classes:
         raise ParameterError(
@@ -351,10 +347,10 @@ def _parts(
     strata: NDArray[np.int64] | None = None,
     together: Array | None = None,
 ) -> Split:
-    """Split rows into training, test and validation rows, or without test rows where the source has a test part.
+    """Split rows into training, test and validation rows, or without test rows if the source has a test part.
 
     strata: [rows], whose proportions each part keeps; None: the classes. No two rows have one id, and no group is in
-    two parts. together: [rows], the units that stay whole, in the place of groups.
+    two parts. together: [rows], the units that stay whole, instead of groups.
     """
     check_about(rows, wish.name)
     if test is not None:
@@ -369,7 +365,7 @@ def _parts(
         wish.name,
         together if together is not None else rows.groups,
     )
-    kept = rows if len(train) == len(rows) else rows.of(train)  # then nothing is copied: image sets are large
+    kept = rows if len(train) == len(rows) else rows.of(train)  # so that nothing is copied: image sets are large
     return make(kept, rows.of(held[0]) if test is None else test, rows.of(held[-1]))
 
 
@@ -378,7 +374,7 @@ def _numbered(x: Array) -> tuple[str, ...]:
 
 
 def _lacking(x: Array, missing: Missing) -> tuple[Array, tuple[str, ...], ColumnRules | None]:
-    """Return an array whose values may be absent (NaN), with marks of absence if asked for, and its column rules."""
+    """Return an array with possible absent values (NaN), with requested marks of absence, and its column rules."""
     names = _numbered(x)
     if missing == "error" or not names or x.dtype.kind != "f":
         return x, names, None
@@ -432,9 +428,9 @@ def _joined(rows_of: Mapping[str, Rows]) -> Rows:
 def load_columns(data: Data, table: Schema, *, joint: bool, base: Path) -> tuple[list[Silo], Rows | None]:
     """Return silos that hold different columns of the same rows, in any order, and the test rows of a file.
 
-    Silos' files hold back no rows, because other holders would have to hold back the same ones. joint: whether only
-    the label holder of each row of the grid has the labels. Raises `moretta.errors.ParameterError` for files that
-    cannot work, and where a test row shares an id or a group with a silo's training rows.
+    Silos' files hold back no rows, because other holders would need the same ones. joint: whether only the label holder
+    of each row of the grid has the labels. Raises `moretta.errors.ParameterError` for impossible files, and if a test
+    row shares an id or a group with a silo's training rows.
     """
     (_, count), holders = shape_of_grid(data), label_holders(data)
     parts, silos = table_parts(table, data.columns, count), list[Silo]()
@@ -458,7 +454,8 @@ def load_columns(data: Data, table: Schema, *, joint: bool, base: Path) -> tuple
 def table_parts(table: Schema, columns: Sequence[Sequence[str | int]] | None, parts: int) -> list[tuple[int, ...]]:
     """Return the indices of each column part's inputs. columns: of each part by name; None cuts them into `parts`.
 
-    All inputs of one column go to one part. Raises `moretta.errors.ParameterError` for other columns than the schema's.
+    All inputs of one column belong to one part. Raises `moretta.errors.ParameterError` for other columns than the
+    schema's.
     """
     features, origins = list(table.features), expansion_of(table).origins
     named: Sequence[Sequence[str | int]] = columns or ()

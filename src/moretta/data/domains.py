@@ -1,6 +1,6 @@
-"""Several image domains from one source: each row is dealt to one domain, and its image changed as that domain demands.
+"""Several image domains from one source: each row is assigned to one domain, which changes its image.
 
-    plain       the image as it is
+    plain       the image unchanged
     rotated     by 30 degrees about its centre, counter-clockwise, bilinear, edge pixels continued outwards
     blurred     Gaussian of sigma 1 pixel, cut off at 4 pixels, edge pixels continued outwards
     recoloured  the channels moved on by one (red gets what green was) and the values inverted between the image's own
@@ -44,9 +44,9 @@ def check_domains(names: Sequence[str]) -> None:
 def into_domains(source: Split, names: Sequence[str], seed: int) -> Split:
     """Return the same rows with every image in one of the named domains, and the names in each part's `domain`.
 
-    Training, test and validation rows are each dealt in equal parts, to within one row, and so is each of their
-    classes. The same seed deals the same rows. The arguments are not written to.
-    Raises ParameterError as `check_domains`, for samples that are not images, and if the source has domains already.
+    Training, test and validation rows are each divided equally, to within one row, and so is each of their classes. The
+    same seed has the same assignment. The arguments are not written to. Raises ParameterError as `check_domains`, for
+    samples that are not images, and if the source has domains already.
     """
     check_domains(names)
     x = source.train.x
@@ -67,8 +67,8 @@ def into_domains(source: Split, names: Sequence[str], seed: int) -> Split:
 
 
 def _deal(y: Array, names: Sequence[str], seed: int, key: int) -> NDArray[np.str_]:
-    """Return the domain of each row of targets y: shuffle rows, sort them by class, and deal them in turn."""
-    # A stream of its own: with the partition's stream, "iid" might shuffle alike and hand out whole domains.
+    """Return the domain of each row of targets y: shuffle rows, sort them by class, and assign them in turn."""
+    # A stream of its own: with the partition's stream, "iid" might shuffle alike and assign whole domains.
     order = generator(seed, key).permutation(len(y))
     labels = class_of(y)
     if labels is not None:
@@ -87,7 +87,7 @@ def _changed(x: Pictures, domain: NDArray[np.str_]) -> Pictures:
 
 
 def _rotated(x: Pictures) -> Pictures:
-    """Look each pixel up at its origin: at most four neighbours, weighted by how near they are."""
+    """Look each pixel up at its origin: at most four neighbours, weighted by distance."""
     height, width = x.shape[2:]
     down, across = (height - 1) / 2, (width - 1) / 2
     angle = np.deg2rad(DEGREES)
@@ -115,7 +115,7 @@ def _blurred(x: Pictures) -> Pictures:
 
 
 def _recoloured(x: Pictures) -> Pictures:
-    # the image's own bounds and not 0 and 1, as a source may have scaled its pixels in any way
+    # the image's own bounds and not 0 and 1, as a source may scale its pixels differently
     least, greatest = (bound(x, axis=(1, 2, 3), keepdims=True) for bound in (np.min, np.max))
     recoloured: Pictures = least + greatest - np.roll(x, -1, axis=1)
     return recoloured

@@ -1,4 +1,4 @@
-"""Who holds which rows and columns of data that is also split by column: the grid m_h x m_v of CGD."""
+"""The holders of rows and columns of data that is also split by column: the grid m_h x m_v of CGD."""
 
 import hashlib
 from collections import Counter
@@ -14,10 +14,7 @@ from moretta.secure_aggregation.keystream import encode_purpose
 
 
 def grid_of(silos: Sequence[Silo]) -> "Grid":
-    """Return who holds which rows and columns; a silo outside the grid is a row of its own.
-
-    The first silo of a row that has labels holds them: `Silo.holds_labels`.
-    """
+    """Return the grid; a silo outside is a row of its own, and a row's first labelled silo holds its labels."""
     parts = {silo.name: Part(silo.name, silo.row or silo.name, silo.columns) for silo in silos}
     heads = {parts[silo.name].row: silo.name for silo in reversed(silos) if silo.holds_labels}
     return Grid(parts, heads)
@@ -36,7 +33,7 @@ def check_order(silos: Sequence[Silo]) -> None:
 
 
 def check_ids(silos: Sequence[Silo]) -> None:
-    """Raise `moretta.errors.ParameterError` where local silos of one row differ in their ids or their order."""
+    """Raise `moretta.errors.ParameterError` if local silos of one row differ in their ids or their order."""
     first = dict[str, Silo]()
     for silo in silos:
         if not silo.columns or silo.ids is None:
@@ -53,8 +50,8 @@ def check_ids(silos: Sequence[Silo]) -> None:
 class Part:
     """One participant's place.
 
-    name: the participant's. row: the name of its row of the grid, whose participants hold different columns of the
-    same samples. columns: the indices of its columns among all, empty where nothing is split by column.
+    name: the participant's. row: the name of its row of the grid, whose participants hold different columns of the same
+    samples. columns: the indices of its columns among all, empty if nothing is split by column.
     """
 
     name: str
@@ -64,10 +61,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Grid:
-    """All participants' places.
-
-    parts: by name. heads: by row, the participant that holds the labels.
-    """
+    """All participants' places. parts: by name. heads: by row, the participant that holds the labels."""
 
     parts: Mapping[str, Part]
     heads: Mapping[str, str]
@@ -94,7 +88,7 @@ class Grid:
         return {f"columns-{number}": tuple(names) for number, names in enumerate(held.values(), 1)}
 
     def digest(self, *, joint: bool) -> bytes:
-        """Return SHA-256 of who holds which rows, columns and labels, in order, and of the form.
+        """Return SHA-256 of the holders of rows, columns and labels, in order, and of the form.
 
         Silos with different grids have different digests, so they share no key (`moretta.protocols.cgd.group_keys`).
         """

@@ -1,8 +1,8 @@
 """A sample that is a mapping of arrays (token ids and their mask, an image and a table), as one row of numbers.
 
-Everything but the model sees the arrays packed: side by side in the order of their names, each flattened, float32[rows,
-size]. Batches, secure sums, files and messages are then those of any other rows. The `SampleLayout` says which entries
-are which array. The model takes the arrays themselves, by keyword (`moretta.models.hooks`).
+All modules but the model see the arrays packed: side by side in the order of their names, each flattened, float32[rows,
+size]. Batches, secure sums, files and messages are then those of any other rows. The `SampleLayout` has the entries of
+each array. The model takes the arrays themselves, by keyword (`moretta.models.hooks`).
 
     numbers     floats, and bytes and booleans unscaled; the run's dtype in the model
     integers    of 16 bits or more: token ids and the like, never negative, below 2^24, where float32 is exact; int64
@@ -25,9 +25,9 @@ from moretta.contract.wording import either
 from moretta.errors import ParameterError
 
 Samples = NDArray[np.generic] | Mapping[str, ArrayLike]
-"""Inputs as a user gives them: one array, or a mapping of arrays."""
+"""A user's inputs: one array, or a mapping of arrays."""
 
-LARGEST = 1 << 24  # of whole numbers up to here, float32 holds each
+LARGEST = 1 << 24  # float32 holds every whole number up to here
 RESERVED = ("self", "outputs")  # of every forward, and of every exported graph
 
 AS_ONE_ARRAY = "; columns of a table are one array as a DataFrame, or by moretta.read_table(columns, schema).x"
@@ -132,7 +132,7 @@ class SampleLayout:
 
     @cached_property
     def places(self) -> Mapping[str, slice]:
-        """Where each array lies in a packed row."""
+        """The place of each array in a packed row."""
         places, start = dict[str, slice](), 0
         for array in self.arrays:
             places[array.name] = slice(start, start + array.size)
@@ -205,7 +205,7 @@ class SampleLayout:
         """Return normal numbers [rows, size] made rows that a model can take: with ids below `vocabulary`.
 
         Numbers in one axis that are not standardised may be a mask, so those are 1 at the beginning of a row, then 0.
-        One whole number a row may be a length, so it is at least 1 and at most what any axis has.
+        One whole number a row may be a length, so it is from 1 to the longest axis.
         """
         rows = numbers.copy()
         longest = min([vocabulary - 1, *(size for array in self.arrays for size in array.shape)])
@@ -245,7 +245,7 @@ def is_mask(packed: Array) -> bool:
 
 
 def gather(arrays: Mapping[str, Array], part: str) -> dict[str, Array]:
-    """Return the arrays that a file holds of one part's samples: ``x.ids`` is `ids` of the part ``x``."""
+    """Return a part's samples from the arrays of a file: ``x.ids`` is `ids` of the part ``x``."""
     return {name.removeprefix(f"{part}."): array for name, array in arrays.items() if name.startswith(f"{part}.")}
 
 
@@ -254,8 +254,8 @@ def packed_parts(
 ) -> tuple[dict[str, Array], SampleLayout | None]:
     """Return a source's arrays, with samples that are mappings (`gather`) packed under their part's name.
 
-    The layout is that of the first part, or the given one; None where no samples are mappings. Raises ParameterError,
-    naming the part and the array, where parts have other arrays, or a part is given in both ways.
+    The layout is that of the first part, or the given one; None if no samples are mappings. Raises ParameterError,
+    naming the part and the array, if parts have other arrays, or a part has both forms.
     """
     parts = {name: array for name, array in arrays.items() if "." not in name}
     for part in ("x", "x_train", "x_test"):
@@ -302,7 +302,7 @@ def _packed(layout: SampleLayout, arrays: Mapping[str, NDArray[Any]], where: str
         name, array, place = form.name, arrays[form.name], f"{where}: array `{form.name}`"
         if len(array) != rows:
             raise ParameterError(f"{place} has {len(array)} rows, and `{first}` has {rows}; give all the same number")
-        with np.errstate(over="ignore", invalid="ignore"):  # too large becomes infinite, which is named
+        with np.errstate(over="ignore", invalid="ignore"):  # too large becomes infinite, which the error names
             packed[:, layout.places[name]] = array.reshape(rows, -1)
         _check_entries(packed[:, layout.places[name]], array, form, place)
     return packed
@@ -328,7 +328,7 @@ def _check_same(arrays: Sequence[InputArray], layout: SampleLayout, where: str, 
 
 
 def _check_entries(packed: NDArray[np.float32], array: NDArray[Any], form: InputArray, place: str) -> None:
-    """Raise ParameterError where entries cannot be packed exactly, or are not numbers."""
+    """Raise ParameterError for entries that cannot be packed exactly, or are not numbers."""
     if form.integers:
         if array.size and array.min() < 0:
             raise ParameterError(f"{place}: integers are token ids, but some are negative; save numbers as floats")

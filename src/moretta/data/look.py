@@ -1,15 +1,15 @@
-"""A look at rows before anything is trained: how many, what is absent, how values and classes are spread.
+"""A look at rows before training: their number, absent values, and the distribution of values and classes.
 
     look_at(owners, ...)   -> Look      exact counts, at each owner
     Look.plain(...)         -> plain     what may be shown, small counts withheld
 
 A minimum or maximum is one person's value, so the look shows neither. A column's range is the one that the schema
-declares, or about from the 5 % to the 95 % quantile of all values. The first and last bins are open.
+declares, or approximately the 5 % to the 95 % quantile of all values. The first and last bins are open.
 
 **Small counts** are not shown, and cannot be computed by subtraction. A variable's cells (classes, bins, blanks) add up
 to its rows, over all silos and at each silo. A count below `least` is shown as "fewer than 5". Where the sum minus the
 shown counts would reveal it, larger counts are "withheld" too, the smallest first. Each small count may then be
-anything from 0 to 4, as "fewer than 5" says. By silo both kinds look the same, and a cell is withheld at all silos or
+anything from 0 to 4, as "fewer than 5" states. By silo both kinds look the same, and a cell is withheld at all silos or
 none. Not hidden: anyone who knows how the further cells are chosen, or knows rows of a table, can narrow counts down.
 """
 
@@ -35,7 +35,7 @@ Counts = NDArray[np.int64]
 Shown = int | str
 
 WITHHELD = "withheld"
-BINS = 12  # about, for a number
+BINS = 12  # approximately, for a number
 LISTED = 12  # silos, columns or classes in a line
 TAILS = 0.05  # the fraction of the values below a computed range, and above it
 Kind = Literal["number", "date", "category", "ordered", "classes"]
@@ -80,7 +80,7 @@ class Spread:
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """Exact counts, not to be shown as they are. held: rows that are not trained on, by purpose."""
+    """Exact counts, which may not be shown. held: rows outside training, by purpose."""
 
     silos: tuple[str, ...]
     rows: NDArray[np.int64]
@@ -90,10 +90,7 @@ class Look:
     sample: tuple[int, ...]
 
     def plain(self, least: int = LEAST_SHOWN, *, by_silo: bool = False) -> dict[str, Any]:
-        """Return what may be shown, as plain values: counts are whole numbers, or words instead.
-
-        least: counts below are withheld. by_silo: add each silo's counts.
-        """
+        """Return plain values: whole numbers, or words below `least`; `by_silo` adds each silo's counts."""
         names = self.silos if by_silo else None
         own = dict(zip(self.silos, shown(self.rows, least), strict=True))
         rows: dict[str, Any] = {"training": total(self.rows, least)}
@@ -183,7 +180,7 @@ def _of_schema(owners: Sequence[Silo], table: Schema, least: int) -> list[Spread
 def _places(
     name: str, kind: Kind, words: Sequence[str], values: Sequence[NDArray[Any]], *, may_lack: bool = False
 ) -> Spread:
-    """Count values that are places of words."""
+    """Count values that are indices of words."""
     counts = np.array([np.bincount(own[~np.isnan(own)].astype(np.int64), minlength=len(words)) for own in values])
     return Spread(name, kind, tuple(words), counts, _absent(values) if may_lack else None)
 
@@ -220,7 +217,7 @@ def _numbers(name: str, values: Sequence[NDArray[np.float64]], least: int, featu
 
 
 def _tails(values: NDArray[np.float64], least: int) -> tuple[float, float] | None:
-    """Return about where 5 and 95 % of the values lie, with `least` values or more outside at either end."""
+    """Return the approximate 5 and 95 % quantiles, with `least` values or more outside at either end."""
     if len(values) < 4 * max(least, 1):
         return None
     part = max(TAILS, least / len(values))
@@ -310,7 +307,7 @@ def _is_open(cells: Counts, small: NDArray[np.bool_], hidden: NDArray[np.bool_],
     rest, others, larger = int(cells[hidden].sum()), int(small.sum()) - 1, int((hidden & ~small).sum())
     if not small.any():
         return True
-    up = rest - larger * least >= least - 1  # the larger ones have `least` each at least
+    up = rest - larger * least >= least - 1  # the larger ones have at least `least` each
     down = larger > 0 or rest <= others * (least - 1)
     return up and down
 

@@ -1,14 +1,14 @@
-"""How training rows are dealt to silos, and the silos that result. `Data.partition` names the ways.
+"""The assignment of training rows to silos, and the silos that result. `Data.partition` lists the methods.
 
-"by-label" cuts a range of a regression target as it cuts classes. "same-rows" is for tables of papers whose code deals
-rows so, and to see what that loses. "grid" cuts rows and columns into near-equal parts, in their order; "by-feature"
-has the columns of each part named.
+"by-label" cuts a range of a regression target as it cuts classes. "same-rows" is for tables of papers whose code
+assigns rows so, and to measure its loss. "grid" cuts rows and columns into near-equal parts, in their order;
+"by-feature" has the columns of each part named.
 
-Domains count in the sorted order of their names. Every row goes to exactly one silo, or to one row part of a grid, but
-for same-rows; the same seed gives the same silos on every machine. Where rows have groups (a patient's visits), whole
-groups are dealt, and all of a group's rows are in one silo; sizes count rows and are off by at most a group.
+Domains count in the sorted order of their names. Every row belongs to exactly one silo, or to one row part of a grid,
+except under same-rows; the same seed has the same silos on every machine. Where rows have groups (a patient's visits),
+all of a group's rows are in one silo; sizes count rows and are off by at most a group.
 
-A grid deals rows as iid does. A column is one number of a sample, so samples of several axes are flattened. Every
+A grid assigns rows as iid does. A column is one number of a sample, so samples of several axes are flattened. Every
 participant gets the targets of its rows here; `Silo.labelled` marks the one that may use them.
 """
 
@@ -40,10 +40,10 @@ HOW = ("iid", "dirichlet", "by-label", "same-rows", "by-domain")
 
 @dataclass(frozen=True, eq=False)
 class Distributed:
-    """A source dealt to its silos, with the rows that score a run.
+    """A source assigned to its silos, with the rows that score a run.
 
     test, validation: `None` for a source without them. feature_names: of all columns; in a grid each silo has some of
-    them (`Silo.columns`), and all samples are flat. classes: the number, None for numbers. The rest: as in `Split`.
+    them (`Silo.columns`), and all samples are flat. classes: the number, None for numbers. Others: as in `Split`.
     """
 
     silos: Sequence[Silo]
@@ -69,7 +69,7 @@ def silo_names(silos: int) -> tuple[str, ...]:
 
 
 def distribute(source: Split, data: Data, seed: int = 0) -> Distributed:
-    """Deal the training rows to silos as a run file says; they are named silo-1 ... .
+    """Assign the training rows to silos as in a run file; they are named silo-1 ... .
 
     With "grid" and "by-feature" the silos are those of `deal`, named silo-1-1 ...; `sizes` has one for each row part.
     The test and the validation part are owners too. Raises ParameterError as `partition` and `deal`.
@@ -90,7 +90,7 @@ def distribute(source: Split, data: Data, seed: int = 0) -> Distributed:
 
 
 def by_owner(source: Split, names: Sequence[str]) -> Distributed:
-    """Return rows to the silos that they came from, which are the domains of the source."""
+    """Return rows to their original silos, which are the domains of the source."""
     return _owned(source, {name: np.flatnonzero(source.train.domain == name) for name in names})
 
 
@@ -191,11 +191,11 @@ def _sortable(y: NDArray[Any], units: Units) -> NDArray[Any]:
 def _dirichlet(
     labels: RowNumbers, sizes: RowNumbers, silos: int, alpha: float, rng: np.random.Generator
 ) -> list[RowNumbers]:
-    """Deal each class by its own draw. A silo may get no row, which the caller refuses.
+    """Assign each class by its own draw. A silo may get no row, which the caller refuses.
 
     With 10,000 rows of 10 classes over 100 silos, none of 200 seeds left a silo empty at alpha 1 or 0.5, where the
     smallest silo had 20 and 10 rows. At alpha 0.1, 75 of 200 did. No rows are moved to avoid that, because the
-    distribution would no longer be the one asked for.
+    distribution would no longer be the requested one.
     """
     parts: list[list[RowNumbers]] = [[] for _ in range(silos)]
     for label in np.unique(labels):
@@ -270,12 +270,12 @@ def deal(source: Split, data: Data, seed: int) -> tuple[Silo, ...]:
             names = tuple(source.feature_names[column] for column in own) if source.feature_names else ()
             check_owned(replace(rows, x=x), name, names, may_lack=source.may_lack)
             silo = partial(Silo, name, x, rows.y, row, tuple(own), rows.ids, groups=rows.groups)
-            participants.append(silo(labelled=j == holder, aligned=True, names=names))  # all were dealt from one table
+            participants.append(silo(labelled=j == holder, aligned=True, names=names))  # all rows are from one table
     return tuple(participants)
 
 
 def _row_parts(source: Split, parts: int, sizes: Sequence[float] | None, seed: int) -> list[RowNumbers]:
-    """Deal rows as "iid" does to as many silos; errors name row parts."""
+    """Assign rows as "iid" does to `parts` silos; errors name row parts."""
     rows = len(source.train)
     units = units_of(rows, source.train.groups, "groups")
     what = "training rows" if source.train.groups is None else "groups"
@@ -304,7 +304,7 @@ def _column_parts(source: Split, parts: int, columns: Columns | None) -> list[li
         return [part.tolist() for part in np.array_split(np.arange(width), parts)]
     names = [repr(name) for name in source.feature_names] or [str(column) for column in range(width)]
     origins = source.origins or source.feature_names
-    named: dict[str, list[int]] = {}  # a column of the source is all that was encoded from it, a feature is itself
+    named: dict[str, list[int]] = {}  # a column of the source has all inputs encoded from it, a feature is itself
     for column, origin in enumerate(origins):
         named.setdefault(origin, []).append(column)
     for column, name in enumerate(source.feature_names):

@@ -1,4 +1,4 @@
-"""Rows and targets as Python users have them: arrays, lists, tensors, frames of columns and Datasets of PyTorch.
+"""Rows and targets of Python users: arrays, lists, tensors, frames of columns and Datasets of PyTorch.
 
 Each becomes an array of numbers, or is refused in one sentence that quotes no cell. pandas, polars, pyarrow and torch
 are not imported: a frame has `columns` and `to_numpy`, or `column_names`, and a tensor can be detached. A Dataset has a
@@ -137,9 +137,9 @@ def pair(
 
 
 def in_order(x: Any, order: Sequence[str], where: str, owner: str) -> Any:
-    """Return a frame's columns in this order. where: whose they are; owner: who has them in that order.
+    """Return a frame's columns in this order. where: their owner; owner: that of the order.
 
-    Raises `moretta.errors.ParameterError`, naming the column, where one is missing.
+    Raises `moretta.errors.ParameterError`, naming the column, for a missing one.
     """
     names = names_of(x)
     for name in order:
@@ -198,7 +198,7 @@ def _array(value: Any, where: str) -> NDArray[Any]:
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array as PyTorch takes it: of this machine's byte order, at most 64 bits, in no backward order."""
+    """Return an array in PyTorch's form: of this machine's byte order, at most 64 bits, in no backward order."""
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         array = array.astype(np.float64)
     array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))

@@ -1,4 +1,4 @@
-"""Where rows are read: tables, arrays, images, DICOM and a user's own functions.
+"""The reader of rows: tables, arrays, images, DICOM and a user's own functions.
 
     read(source, expected, where)  -> Rows     one owner's rows, which must have the form that the run expects
 
@@ -74,7 +74,7 @@ class ExpectedRows:
     def of_table(cls, table: Schema, *, labelled: bool = True, image: ImageForm | None = None) -> "ExpectedRows":
         """Return the form that a schema demands. image: the form of the images that it names."""
         classes = len(table.classes) or None
-        masks = table.target and table.target.mask_values  # of which a model has an output each
+        masks = table.target and table.target.mask_values  # a model has an output for each
         outputs = None if classes else len(masks) if masks else 1
         expected = cls(None, False, classes, outputs, labelled, table=table, image=image)
         rules = None if image is not None else rules_of(table)
@@ -105,7 +105,7 @@ class Source(NamedTuple):
 def read(source: Source, expected: ExpectedRows, where: str) -> Rows:
     """Return the rows of a source. where: their owner, which begins each error's sentence.
 
-    Raises `moretta.errors.RowsError` for rows that are not as expected, and `moretta.errors.MissingExtra`.
+    Raises `moretta.errors.RowsError` for unexpected rows, and `moretta.errors.MissingExtra`.
     """
     try:
         rows = _read(source, expected, where)

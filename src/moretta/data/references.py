@@ -1,8 +1,8 @@
-"""The `module:function` names that a run file gives, imported from beside the run file.
+"""The `module:function` names of a run file, imported from beside the run file.
 
-A module is looked for in the run file's folder first, then wherever Python looks. The folder is on `sys.path` only
-while the user's code is imported or called. Only names that the caller agrees to are imported, because a run file may
-come from another machine.
+A module is searched in the run file's folder first, then on Python's path. The folder is on `sys.path` only while the
+user's code is imported or called. Only names that the caller agrees to are imported, because a run file may come from
+another machine.
 """
 
 import importlib
@@ -41,10 +41,10 @@ def is_reference(source: str) -> bool:
 
 @contextmanager
 def beside(base: Path) -> Iterator[None]:
-    """Put the folder `base` first on `sys.path`, and take it off again at the end."""
+    """Put the folder `base` first on `sys.path`, and remove it again at the end."""
     folder = str(base.resolve())
     sys.path.insert(0, folder)
-    importlib.invalidate_caches()  # a file written a moment ago is found too
+    importlib.invalidate_caches()  # finds a file written a moment ago, too
     try:
         yield
     finally:
@@ -91,7 +91,7 @@ def cause(error: BaseException) -> str:
 def _import(name: str, base: Path) -> ModuleType:
     """Import `name` from `base` first, even if another module of that name is loaded.
 
-    A library or standard module of that name is put back afterwards, so the other code keeps its own.
+    A library or standard module of that name is restored afterwards, so the other code keeps its own.
     """
     top = name.partition(".")[0]
     spec = PathFinder.find_spec(top, [str(base.resolve())])

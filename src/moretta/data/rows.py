@@ -1,7 +1,7 @@
-"""Rows as they were read: arrays that were checked once, and their task.
+"""Rows after reading: arrays that were checked once, and their task.
 
-    Rows    samples, their targets, and whose they are
-    Split   train, test and validation rows of one source, before they are dealt to silos
+    Rows    samples, their targets, and their subjects
+    Split   train, test and validation rows of one source, before they are assigned to silos
 
 Samples `x` are float32[n, ...], or int64[n, ...] for token ids. Targets `y` are
 
@@ -137,7 +137,7 @@ class Split:
 
     @property
     def outputs(self) -> int:
-        """The number of a model's outputs (for masks, at each position): one a class, or one a number of a target."""
+        """The number of a model's outputs (for masks, at each position): one per class, or per number of a target."""
         if self.classes is not None:
             return self.classes
         if self.train.y.ndim == 3:  # of each position
@@ -147,7 +147,7 @@ class Split:
     def test_rows_by_domain(self) -> dict[str, NDArray[np.int64]]:
         """Return each domain's row numbers in the test part, by sorted name; empty for a source without domains.
 
-        The test part keeps its order when it is distributed, so they are row numbers of `Distributed.test` too.
+        The test part keeps its order in `Distributed`, so they are row numbers of `Distributed.test` too.
         """
         domain = self.test.domain
         return {} if domain is None else {str(name): np.flatnonzero(domain == name) for name in np.unique(domain)}
@@ -257,7 +257,7 @@ def as_positions(y: Array, where: str) -> Array:
             "negative weights or numbers that are not finite"
         )
     both = np.stack([np.maximum(classes, 0), np.where(classes >= 0, weights, 0)], axis=-1)
-    return both.reshape(len(y), int(np.prod(both.shape[1:-1])), 2).astype(np.float32)  # also of no rows
+    return both.reshape(len(y), int(np.prod(both.shape[1:-1])), 2).astype(np.float32)  # also for no rows
 
 
 def positions_of(targets: Iterable[Array]) -> int:
@@ -279,7 +279,7 @@ def _one_hot(y: Array) -> bool:
 def check_finite(x: Array, names: Sequence[str], owner: str, *, may_lack: bool | NDArray[np.bool_] = False) -> None:
     """Raise RowsError, naming the owner and the first bad column, if x [n, ...] holds NaN or infinity.
 
-    may_lack: whether NaN stands for an absent value and passes: in all columns or, bool[columns], in some.
+    may_lack: whether NaN is an absent value and passes: in all columns or, bool[columns], in some.
     """
     if x.dtype.kind != "f" or isinstance(x, LazyRows):  # lazy rows are checked when they are read
         return
@@ -305,7 +305,7 @@ def check_owned(rows: Rows, owner: str, names: tuple[str, ...], *, may_lack: boo
 
 
 def check_about(rows: Rows, where: str, *, distinct: bool = True) -> None:
-    """Raise ParameterError unless ids, groups and domains are one a row. distinct: no two rows may have one id."""
+    """Raise ParameterError unless ids, groups and domains are one per row. distinct: no two rows may have one id."""
     for what, values, kinds in (("id", rows.ids, "iuU"), ("group", rows.groups, "iuU"), ("domain", rows.domain, "")):
         if values is not None and (values.shape != (len(rows),) or (kinds and values.dtype.kind not in kinds)):
             raise ParameterError(

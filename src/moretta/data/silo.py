@@ -78,7 +78,7 @@ class Silo:
     validation: tuple[NDArray[np.generic], NDArray[np.generic]] | None = field(default=None, repr=False)
     fit: Callable[..., Any] | None = field(default=None, repr=False)
 
-    if TYPE_CHECKING:  # what the generated one takes: x may be a mapping too, and is an array ever after
+    if TYPE_CHECKING:  # the generated one's arguments: x may be a mapping too, and is an array ever after
 
         def __init__(
             self,
@@ -134,7 +134,7 @@ class Silo:
 
 
 def in_order(silo: Silo, order: NDArray[np.int64] | None) -> Silo:
-    """Return a silo with these rows in this order; None for all as they are."""
+    """Return a silo with these rows in this order; None for all, unchanged."""
     if order is None:
         return silo
     ids, groups, raw = (None if values is None else values[order] for values in (silo.ids, silo.groups, silo.raw_ids))
@@ -154,7 +154,7 @@ def aligned(silo: Silo, alignment: Alignment) -> Silo:
 
 
 def rows_digest(silos: Sequence[Silo]) -> str:
-    """Return a digest of all silos' rows and targets; by it an audit checks that it scores against the run's own."""
+    """Return a digest of all silos' rows and targets, by which an audit compares its rows with the run's."""
     return _digest((silo.name, (silo.x, silo.y)) for silo in silos)
 
 
@@ -172,10 +172,7 @@ TEST, HELD_OUT = "the test part", "the silos' parts for scores"  # a silo's name
 
 
 def digests_of(silos: Sequence[Silo], test: Any = None, validation: Any = None) -> dict[str, str]:
-    """Return `rows_digest` of each local silo, by its name, and digests of the parts that nobody trains on.
-
-    test, validation: the server's, each (x, y) or None.
-    """
+    """Return digests of each local silo's rows, by its name, and of the parts outside training, (x, y) or None."""
     local = [silo for silo in silos if not silo.remote]
     parts = {
         TEST: [("", test)],
@@ -188,7 +185,7 @@ def digests_of(silos: Sequence[Silo], test: Any = None, validation: Any = None) 
 
 
 def check_least(silo: Silo, least: int | None, *, grouped: bool = False) -> None:
-    """Raise `moretta.errors.ParameterError` where a silo has fewer rows, or groups of rows, than agreed beforehand.
+    """Raise `moretta.errors.ParameterError` if a silo has fewer rows, or groups of rows, than agreed beforehand.
 
     grouped: whether groups count; the silo must then have them.
     """
@@ -213,8 +210,8 @@ def groups_of(silo: Silo) -> NDArray[np.str_]:
 def layout_of(silos: Sequence[Silo], standardise: bool | Sequence[str], missing: str = "error") -> SampleLayout | None:
     """Return the layout of silos' samples, with the arrays to standardise; None for samples of one array.
 
-    standardise: which arrays; true for those of numbers in one axis that are not masks by the silos' rows.
-    Raises `moretta.errors.ParameterError`, naming silo and array, where silos have other arrays.
+    standardise: which arrays; true for those of numbers in one axis that are not masks by the silos' rows. Raises
+    `moretta.errors.ParameterError`, naming silo and array, if silos have other arrays.
     """
     first = silos[0]
     for silo in silos:
@@ -253,10 +250,10 @@ def rules_of_columns(
     standardise: bool,
     missing: str,
 ) -> ColumnRules:
-    """Return how input columns are prepared; tokens stay as they are.
+    """Return how input columns are prepared; tokens stay unchanged.
 
-    column_rules: settled elsewhere; None takes the table's, or without a table the same for all columns.
-    Raises `moretta.errors.ParameterError` where the table has other columns than the silos.
+    column_rules: from elsewhere; None takes the table's, or without a table the same for all columns. Raises
+    `moretta.errors.ParameterError` if the table has other columns than the silos.
     """
     columns = row_shape(silos)[-1] if silos[0].x.dtype.kind == "f" else 0
     if layout is not None:
@@ -283,8 +280,8 @@ def row_shape(silos: Sequence[Silo]) -> tuple[int, ...]:
 def holding_back(silo: Silo, fraction: float, key: str, seed: int = 0, part: str = "held_out") -> Silo:
     """Return a silo that holds back a part of its rows: the same in all runs, so that no run trains on them.
 
-    Whole groups are held back; without groups, all rows of an id. key: the key of the fraction. seed: of the choice.
-    part: the field of the silo that takes them.
+    Whole groups are held back; without groups, all rows of an id. key: of the fraction. seed: of the choice. part: the
+    silo's field for them.
     """
     if not fraction:
         return silo

@@ -1,6 +1,6 @@
 """Seeded splits of rows into train, validation and test, stratified where the targets are classes.
 
-A split deals *units*: groups of rows that must stay together, such as a patient's visits, or single rows without
+A split assigns *units*: groups of rows that must stay together, such as a patient's visits, or single rows without
 groups. No unit is ever on two sides.
 """
 
@@ -61,7 +61,7 @@ class Units:
 
 
 def units_of(rows: int, groups: NDArray[Any] | None, where: str) -> Units:
-    """Return the units of this number of rows. groups: [rows] of whole numbers or strings, None for single rows.
+    """Return the units of `rows` rows. groups: [rows] of whole numbers or strings, None for single rows.
 
     Raises ParameterError, beginning with `where`, for other arrays.
     """
@@ -173,7 +173,7 @@ def cut(
 
 
 def places_of(ends: RowNumbers, rows: RowNumbers | None) -> RowNumbers:
-    """Return after how many units to cut so that about `ends` rows come before. rows: of each unit, or None."""
+    """Return the numbers of units before cuts, so that about `ends` rows precede. rows: of each unit, or None."""
     if rows is None:
         return ends
     reached = np.concatenate([[0], np.cumsum(rows)])
@@ -189,7 +189,7 @@ def _in_proportion(
     if not size:
         return left[:0]
     counts = np.array([len(order) for order in orders])
-    most = np.where(counts > 1, np.maximum(1, counts - 1 - later), 0)  # in units: one is left for training at least
+    most = np.where(counts > 1, np.maximum(1, counts - 1 - later), 0)  # in units: at least one is left for training
     if most.sum() < size and sizes.max() == 1:  # nearly every row is a class of its own: the part has its size
         most = counts
     ascending = [np.sort(sizes[order]) for order in orders]
@@ -199,7 +199,7 @@ def _in_proportion(
     lowest = np.array([sorted_sizes[0] if n else 0 for sorted_sizes, n in zip(ascending, most, strict=True)])
     quotas = _apportion(np.array([sorted_sizes.sum() for sorted_sizes in ascending]), size, lowest, highest)
     taken, owed = [left[:0]], 0
-    for place in np.argsort(counts, kind="stable"):  # the commonest class makes up for what the others miss
+    for place in np.argsort(counts, kind="stable"):  # the commonest class compensates for the others
         quota = int(quotas[place])
         chosen = _nearest(orders[place], sizes, quota + owed, int(most[place]), least=quota > 0)
         owed += quota - int(sizes[chosen].sum())
@@ -224,7 +224,7 @@ def _apportion(rows: RowNumbers, total: int, lowest: RowNumbers, highest: RowNum
 
 
 def _nearest(order: RowNumbers, sizes: RowNumbers, target: int, most: int, *, least: bool) -> RowNumbers:
-    """Take units in order wherever that brings their rows nearer to `target`; with `least`, one in any case."""
+    """Take units in order wherever their rows approach `target`; with `least`, one in any case."""
     chosen, lack = list[int](), target
     for unit, size in zip(order.tolist(), sizes[order].tolist(), strict=True):
         if lack <= 0 or len(chosen) == most:

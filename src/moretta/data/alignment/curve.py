@@ -1,13 +1,13 @@
-"""Points of Curve25519, known by their x coordinate: ids encoded as points, and points under a secret.
+"""Points of Curve25519, identified by their x coordinate: ids encoded as points, and points under a secret.
 
 The encoding is RFC 9380's encode_to_curve of the suite curve25519_XMD:SHA-512_ELL2_NU_, without its last step: a
 clamped X25519 secret is a multiple of the cofactor 8, so `blind` clears it. X25519 works on x coordinates alone, so y
-is never computed, nor the square root that it needs; one Jacobi symbol says which of two x is on the curve.
+is never computed, nor the square root that it needs; one Jacobi symbol decides which of two x is on the curve.
 
-Points of the twist are taken as well. Its order is 4 times a prime, so a clamped secret is as hard to find there, and
-no multiple of one is on the curve, so it matches none.
+Points of the twist are accepted as well. Its order is 4 times a prime, so a clamped secret is as hard to compute there,
+and no multiple of one is on the curve, so it matches none.
 
-Nothing here takes constant time. A partner's list is sent as a whole, so nobody else can time one id.
+Nothing here takes constant time. A partner's list is sent as a whole, so no other party can time one id.
 """
 
 import hashlib
@@ -26,8 +26,8 @@ TAG = b"MORETTA-V01-CS01-with-curve25519_XMD:SHA-512_ELL2_NU_"
 
 _P = 2**255 - 19
 _A = 486662  # y^2 = x^3 + A x^2 + x
-_WIDE = 48  # bytes of a hash that is reduced modulo p, so that the bias is below 2^-128
-_BATCH = 1024  # points whose inversions are one
+_WIDE = 48  # bytes of a hash reduced modulo p, so that the bias is below 2^-128
+_BATCH = 1024  # points with one common inversion
 
 Points = NDArray[np.uint8]  # [points, 32], each x little-endian
 
@@ -54,7 +54,7 @@ def blind(points: Points, secret: bytes) -> Points:
 
 
 def random_points(seeds: Points) -> Points:
-    """Return points that nobody can tell from blinded ids: multiples of the base point. seeds: secret uint8[n, 32]."""
+    """Return points indistinguishable from blinded ids: multiples of the base point. seeds: secret uint8[n, 32]."""
     secrets = (X25519PrivateKey.from_private_bytes(seed.tobytes()) for seed in seeds)
     return _points(b"".join(secret.public_key().public_bytes_raw() for secret in secrets))
 
@@ -119,8 +119,8 @@ def _inverses(numbers: Sequence[int]) -> list[int]:
 def _is_square(a: int) -> bool:
     """Whether a is a square modulo p, by the Jacobi symbol: a seventh of the time of a power.
 
-    Of (a / n): twos are taken out, each a change of sign where n is 3 or 5 modulo 8; then the two change places, a
-    change of sign where both are 3 modulo 4.
+    For (a / n), factors of 2 are removed, each a change of sign where n is 3 or 5 modulo 8; then the two change places,
+    a change of sign where both are 3 modulo 4.
     """
     n, negative = _P, False
     while a:

@@ -1,4 +1,4 @@
-"""An alignment as an exchange of the contract: who relays it, and how each partner answers.
+"""An alignment as an exchange of the contract: its relay, and the partners' answers.
 
 A relay cannot read the lists: their points are under secrets that it does not have. Where the partners share a key
 (`Channel`), it does not even see the points.
@@ -23,13 +23,13 @@ from moretta.secure_aggregation.one_sum import Answers
 
 
 class Channel(Protocol):
-    """How partners write to each other through somebody else."""
+    """The partners' means of writing to each other through a relay."""
 
     def seal(self, stamp: Stamp, what: str, maker: str, content: bytes, /) -> Array:
         """Return bytes for the partners, uint8[bytes]."""
 
     def open(self, stamp: Stamp, what: str, maker: str, sealed: Array, /) -> bytes:
-        """Return the content of sealed bytes. Raises `moretta.errors.PeerError` if they were not sealed so."""
+        """Return the content of sealed bytes. Raises `moretta.errors.PeerError` if no partner sealed them for this."""
 
     def seal_for(self, stamp: Stamp, what: str, peer: str, content: bytes, /) -> Array:
         """Return bytes for one partner, which no other opens, uint8[bytes]."""
@@ -39,14 +39,14 @@ class Channel(Protocol):
 
 
 class InClear:
-    """A channel that seals nothing: partners that write to each other themselves, or all in one process."""
+    """A channel that seals nothing, for partners without a relay, or all in one process."""
 
     def seal(self, stamp: Stamp, what: str, maker: str, content: bytes) -> Array:
-        """Return the bytes as they are."""
+        """Return the bytes unchanged."""
         return np.frombuffer(content, dtype=np.uint8)
 
     def open(self, stamp: Stamp, what: str, maker: str, sealed: Array) -> bytes:
-        """Return the bytes as they are."""
+        """Return the bytes unchanged."""
         return sealed.tobytes()
 
     seal_for, open_from = seal, open
@@ -99,7 +99,7 @@ def _pair(now: Stamp, first: str, other: str, *, onward: bool) -> Exchange[Match
 class Aligner:
     """Answers for one partner of an alignment.
 
-    me: its name. ids: of its rows. rules, pad_to: see `IdRules` and `Partner`; where: whose rows they are, for errors.
+    me: its name. ids: of its rows. rules, pad_to: see `IdRules` and `Partner`; where: the rows' owner, for errors.
     channel: how it writes to partners. root: of its secrets; None draws one from the operating system.
 
     An exchange with a partner may be repeated when answers get lost, but only with the same secrets and lists.
@@ -185,7 +185,7 @@ class Aligner:
         return self._running[2]
 
     def _hold(self, ask: Blind | BlindAgain | Match, step: str, points: Points) -> None:
-        """Raise `moretta.errors.PeerError` for another list than this step sent or received before."""
+        """Raise `moretta.errors.PeerError` for a list other than this step's earlier one."""
         digest = hashlib.sha256(points.tobytes()).digest()
         if not self._answers.hold(ask.stamp.run, f"alignment, {step}, {ask.peer}", digest):
             raise PeerError(
@@ -201,7 +201,7 @@ class Aligner:
 
 
 def check_rules(own: IdRules, theirs: bytes, peer: str) -> None:
-    """Raise `moretta.errors.ParameterError` where a partner normalises ids by other rules."""
+    """Raise `moretta.errors.ParameterError` if a partner normalises ids by other rules."""
     if own.digest != theirs:
         raise ParameterError(f"`{peer:.64}` normalises ids by other rules; declare the same rules at both partners")
 
@@ -245,10 +245,7 @@ def _done(aligner: Aligner) -> Alignment:
 
 @message("alignment/blind")
 class Blind(Message):
-    """Begin an exchange with this partner: list your ids under a fresh secret.
-
-    onward: whether to list only rows that you share with earlier partners.
-    """
+    """Begin an exchange: list your ids, if `onward` those shared with earlier partners, under a fresh secret."""
 
     peer: str
     onward: bool
@@ -273,14 +270,14 @@ class BlindAgain(Message):
 
 @message("alignment/blinded-again")
 class BlindedAgain(Message):
-    """The partner's list under both secrets, in the order that it came in."""
+    """The partner's list under both secrets, in the received order."""
 
     points: Octets
 
 
 @message("alignment/match")
 class Match(Message):
-    """Your list under both secrets, as this partner sent it back: find which rows are shared."""
+    """Your list under both secrets, as this partner returned it: compute which rows are shared."""
 
     peer: str
     points: Octets

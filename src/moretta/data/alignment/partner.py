@@ -1,4 +1,4 @@
-"""One partner's half of an alignment with one other, by ids that rules make comparable: both declare them."""
+"""One partner's half of an alignment with one other, by ids that declared rules of both make comparable."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class NothingShared(RowsError):
 class Listing:
     """A partner's rows as alignments need them: each a different (normalised id, number of the row with it).
 
-    ids: of all rows, in the file's order. earlier: an alignment with others; then only its rows are listed. where:
-    whose rows they are, for errors. Raises `moretta.errors.ParameterError` for ids that cannot be compared, or that
-    differ from those of `earlier`.
+    ids: of all rows, in the file's order. earlier: an alignment with others; then only its rows are listed. where: the
+    rows' owner, for errors. Raises `moretta.errors.ParameterError` for ids that cannot be compared, or that differ from
+    those of `earlier`.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Partner:
         self._matched = False
 
     def blind(self) -> Points:
-        """Return the own list under the own secret, in an order that is secret too, uint8[points, 32]."""
+        """Return the own list under the own secret, in a secret order, uint8[points, 32]."""
         own = curve.blind(curve.encode(self._listing.messages), self._scalar)
         seeds = self._root.stream("padding").octets((self._listed - len(own)) * POINT_BYTES).reshape(-1, POINT_BYTES)
         padded = np.concatenate([own, curve.random_points(seeds)]) if len(seeds) else own
@@ -84,10 +84,7 @@ class Partner:
         return self._own
 
     def again(self, theirs: Points) -> Points:
-        """Return the other's list under both secrets, in the order that it came in.
-
-        Works once: a partner that had many lists under one secret could compare them.
-        """
+        """Return the other's list under both secrets, in order; once, as many lists could be compared."""
         if self._theirs is not None:
             raise MisuseError("this partner has put its secret on a list before; begin another exchange for another")
         if self._own is not None and np.isin(curve.keys(theirs), curve.keys(self._own)).any():
@@ -96,13 +93,13 @@ class Partner:
         return self._theirs
 
     def resume(self, theirs: Points) -> None:
-        """Restore what `again` returned, in another process with the same root."""
+        """Restore the result of `again`, in another process with the same root."""
         self._theirs = theirs
 
     def match(self, own_again: Points) -> Alignment:
-        """Return the alignment, from the own list as the other put its secret on it.
+        """Return the alignment, from the own list under both secrets.
 
-        Works once. Raises `moretta.errors.PeerError` for a list that is not the own one's, and `NothingShared`. Padding
+        Works once. Raises `moretta.errors.PeerError` for a list other than the own one, and `NothingShared`. Padding
         matches nothing and has no error of its own, by which partners could count rows.
         """
         if self._theirs is None:
@@ -142,14 +139,14 @@ class Partner:
 
 
 def left_of(earlier: Alignment, later: Alignment) -> bytes:
-    """Return which rows of an alignment are left in one that goes on from it: its digest, and rising positions."""
+    """Return the rows of an alignment left in a later one that continues it: its digest, and rising positions."""
     return later.digest + np.flatnonzero(np.isin(earlier.order, later.order)).astype(_POSITIONS).tobytes()
 
 
 def narrowed(earlier: Alignment, left: bytes) -> Alignment:
     """Return the rest of an alignment after another partner aligned with the first one. left: see `left_of`.
 
-    Raises `moretta.errors.PeerError` for other bytes, and for positions that are not of it.
+    Raises `moretta.errors.PeerError` for other bytes, and for positions outside it.
     """
     if len(left) < DIGEST_BYTES or (len(left) - DIGEST_BYTES) % _POSITIONS.itemsize:
         raise PeerError("expected a digest and positions of rows")
@@ -176,15 +173,15 @@ class Disclosed(NamedTuple):
 
 @dataclass(frozen=True)
 class Alignment:
-    """The rows that partners share, as one of them has them.
+    """The rows that partners share, from one partner's side.
 
     It holds no id, and no row number of another partner.
 
     Args:
         rules: of the ids.
-        order: int64[rows], its own row numbers from 0, in the order that all partners have.
+        order: int64[rows], its own row numbers from 0, in the order of all partners.
         digest: of the exchange, the same at each partner.
-        source: the digest of its ids as they stood, in the file's order.
+        source: the digest of its ids as written, in the file's order.
         steps: one for each partner that it aligned with.
     """
 
@@ -211,7 +208,7 @@ class Alignment:
         return written[self.order]
 
     def save(self, path: Path) -> None:
-        """Write it as JSON, for its owner alone (mode 0600). Raises `FileExistsError` where there is a file."""
+        """Write it as JSON, for its owner alone (mode 0600). Raises `FileExistsError` for an existing file."""
         write_new(path, self.dump())
 
     def dump(self) -> bytes:
@@ -351,7 +348,7 @@ class IdRules:
 
 
 def numbered(ids: Iterable[str]) -> list[int]:
-    """Return how many rows before each row have its id, so that (id, number) is different for each row."""
+    """Return the number of rows before each row with its id, so that (id, number) is different for each row."""
     seen, numbers = Counter[str](), []
     for identifier in ids:
         numbers.append(seen[identifier])
@@ -374,7 +371,7 @@ def _texts(ids: Sequence[str] | NDArray[np.generic], where: str) -> list[str]:
         and not (isinstance(ids, np.ndarray) and ids.dtype != object)
         and all(type(text) is str for text in ids)
     ):
-        return [str(text) for text in ids]  # not by way of NumPy, which drops null characters at the end
+        return [str(text) for text in ids]  # NumPy would drop null characters at the end
     array = np.asarray(ids)
     if array.ndim != 1 or array.dtype.kind not in "Uiu" or not len(array):
         raise RowsError(

@@ -1,11 +1,11 @@
-"""An alignment between files: three that partners hand each other, and one of secrets that each keeps until its end.
+"""An alignment between files: three that partners exchange, and one of secrets that each keeps until its end.
 
     A: begin   -- step 1 -->  B: answer
     A: finish  <-- step 2 --
                -- step 3 -->  B: finish
 
-If A then aligns the remaining rows with a third partner, it hands each earlier one a file of the rest (`narrow`).
-All are messages of the contract, so bytes are either a valid message or refused.
+If A then aligns the remaining rows with a third partner, it sends each earlier one a file of the rest (`narrow`). All
+are messages of the contract, so bytes are either a valid message or refused.
 """
 
 import os
@@ -30,9 +30,9 @@ OTHER = "the other partner"
 
 @message("alignment/step")
 class StepFile(Message):
-    """The file that one partner hands the other: its own list (steps 1 and 2), and the other's list again (2 and 3).
+    """The file from one partner to the other: its own list (steps 1 and 2), and the other's list again (2 and 3).
 
-    rules: SHA-256 of how ids are normalised. digest: of the alignment that was found, in step 3; empty before.
+    rules: SHA-256 of the rules that normalise ids. digest: of the alignment, in step 3; empty before.
     """
 
     number: int
@@ -76,13 +76,13 @@ _CODEC = Codec(FILES)
 
 
 class OtherRows(PeerError):
-    """The other partner found other shared rows, and the exchange ends."""
+    """The other partner has other shared rows, and the exchange ends."""
 
 
 class Finished(NamedTuple):
     """The result of `finish`. step: the file for the other partner, None at the end. left: for earlier partners.
 
-    secrets: the own ones, bound to the other's list. Keep them before the rest is written: they finish with no other.
+    secrets: the own ones, bound to the other's list. Keep them before you write the rest: they finish with no other.
     """
 
     alignment: Alignment
@@ -130,8 +130,8 @@ def finish(
     """Return the alignment from step 2 or 3 and the own secrets.
 
     Raises `moretta.errors.RowsError` for other rows and `moretta.errors.ParameterError` for another earlier alignment
-    than the exchange began with. Raises `moretta.errors.PeerError` for a step of another exchange, or another list
-    than was answered before. `partner.NothingShared` and `OtherRows` end the exchange.
+    than at the start of the exchange. Raises `moretta.errors.PeerError` for a step of another exchange, or another list
+    than an answered one. `partner.NothingShared` and `OtherRows` end the exchange.
     """
     own = _read(secrets, Secrets)
     got = _read(step, StepFile, own.number + 1)
@@ -178,10 +178,7 @@ def begins(secrets: bytes) -> bool:
 
 
 def narrow(alignment: Alignment, left: bytes) -> Alignment:
-    """Return the rest of an alignment after the partner that began it aligned with another.
-
-    Raises `moretta.errors.PeerError` for the rest of another alignment.
-    """
+    """Return the rest of an alignment after its first partner aligned on. Raises PeerError for another's rest."""
     file = _read(left, LeftFile)
     if file.earlier != alignment.digest:
         raise PeerError("expected the remaining rows of this alignment, got those of another")

@@ -37,9 +37,9 @@ from moretta.errors import ParameterError, UnreadableRow
 
 FOLDER = "image-folder"  # the source's name
 FILE = "file"  # the column of paths, where no schema names another
-# Of images in a folder that comes without a table.
+# For images in a folder without a table.
 ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".dcm", ".nii", ".nii.gz")
-IN_MEMORY = 1 << 28  # bytes of decoded images: fewer are simply loaded
+IN_MEMORY = 1 << 28  # bytes of decoded images: fewer are loaded at once
 
 
 def read_labelled(
@@ -88,7 +88,7 @@ def read_labelled(
 def read_unlabelled(
     folder: Path, form: ImageForm, table: Path | None = None, written: Format | None = None, name: str = FILE
 ) -> tuple[Array, tuple[str, ...]]:
-    """Return images [rows, channels, size, size], lazy as those to train on, and the path of each below the folder.
+    """Return images [rows, channels, size, size], lazy like those to train on, and the path of each below the folder.
 
     table: holds their paths in the column `name`; None takes all images (`ENDINGS`) in the folder and below that are
     not hidden, sorted by path. Raises as `read_labelled`.
@@ -117,10 +117,7 @@ def _paths(column: Column, where: str) -> tuple[list[str], list[str]]:
 
 
 class _Images:
-    """Image files, and how they become samples. The first image decides what the form leaves open.
-
-    sizes: the height and width of each file, once read.
-    """
+    """Image files as samples; the first decides what the form leaves open. sizes: each height and width, once read."""
 
     def __init__(self, files: Sequence[Path], places: Sequence[str], form: ImageForm) -> None:
         _check_different(files, places)
@@ -132,8 +129,8 @@ class _Images:
     def read(self, in_memory: int | None) -> Array:
         """Return the samples, float32[files, channels, size, size] in [0, 1]; lazy if they take more memory.
 
-        in_memory: bytes above which they are lazy, None for `IN_MEMORY`. Raises ParameterError for a file that is not
-        a readable image, and for images that differ where the form is open.
+        in_memory: bytes above which they are lazy, None for `IN_MEMORY`. Raises ParameterError for a file that is not a
+        readable image, and for images that differ where the form is open.
         """
         count, shape = len(self._files), self.decoded(0, _content(self._files[0], self._places[0])).shape
         rows: Array | None = None
@@ -167,7 +164,7 @@ class _Images:
                 for number in numbers
             ]
             instances = [segments and segments.instance_of(image) for image in images]
-            if None in instances:  # an image takes all frames, so that none are left for another
+            if None in instances:  # an image takes all frames, so that none are left for others
                 instances = [None for _ in instances]
             _check_different(instances, [places[number] for number in numbers])
             for number, image in zip(numbers, images, strict=True):
@@ -181,7 +178,7 @@ class _Images:
         return self.decoded(number, content, self.sizes)
 
     def again(self, number: int) -> Pixels:
-        """Return a sample of a file that must not have changed. Raises UnreadableRow where it has."""
+        """Return a sample of a file that must not have changed. Raises UnreadableRow if it has."""
         try:
             content = _content(self._files[number], self._places[number])
         except ParameterError as error:
@@ -202,7 +199,7 @@ class _Images:
         return formed(pixels, spacing, self._form, where)
 
     def _check_like(self, where: str, shape: tuple[int, ...], first: tuple[int, ...]) -> None:
-        """Raise ParameterError where an image differs from the first and the form is open."""
+        """Raise ParameterError if an image differs from the first and the form is open."""
         if self._form.channels is None and shape[0] != first[0]:
             kinds = {1: "grey", 3: "coloured"}
             raise ParameterError(
@@ -233,7 +230,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _files(folder: Path, names: Sequence[str], places: Sequence[str]) -> list[Path]:
-    """Return the files that names below a folder stand for."""
+    """Return the files of names below a folder."""
     _check_folder(folder)
     root, files = os.path.realpath(folder), list[Path]()
     for name, where in zip(names, places, strict=True):
@@ -254,7 +251,7 @@ def _files(folder: Path, names: Sequence[str], places: Sequence[str]) -> list[Pa
 
 
 def _check_different(files: Iterable[Hashable], places: Sequence[str]) -> None:
-    """Raise ParameterError where a row names a file again."""
+    """Raise ParameterError if a row names a file again."""
     seen = dict[Hashable, str]()
     for file, where in zip(files, places, strict=True):
         if (first := seen.setdefault(file, where)) != where:

@@ -53,7 +53,7 @@ PLACE = {
     "PixelMeasuresSequence": ("PixelSpacing", 1e-4, 0.0),
 }
 MOST_FRAMES = 1 << 14
-MASKS = ("PNG", "TIFF")  # of which no number is changed to save it
+MASKS = ("PNG", "TIFF")  # no number is changed to save it
 UNREAD_MASK = "PNG, TIFF, NIfTI or DICOM file; save the mask as one of these"
 MASK_PIXEL = 24  # bytes while it is read
 MOST_IN_MASK = 65535  # of a number in a NIfTI volume
@@ -125,7 +125,7 @@ def _by_pillow(content: bytes, where: str) -> NDArray[np.int64]:
 
 
 def _of_nifti(content: bytes, where: str, plane: str | None) -> NDArray[np.int64]:
-    window: tuple[float, float] = (0.0, 2.0 * MOST_IN_MASK)  # wide enough that each whole number comes back
+    window: tuple[float, float] = (0.0, 2.0 * MOST_IN_MASK)  # wide enough for each whole number to survive
     shown: Any = read_nifti(content, where, window, plane)[0][0].astype(np.float64)
     values = (shown - 0.5) * (2.0 * MOST_IN_MASK)
     whole: NDArray[np.int64] = np.rint(values).astype(np.int64)
@@ -135,11 +135,9 @@ def _of_nifti(content: bytes, where: str, plane: str | None) -> NDArray[np.int64
 
 
 def identity_of(content: bytes, where: str) -> Any | None:
-    """Return an image's SOP instance and place in the patient, as pydicom has them; None where the file is not DICOM.
+    """Return an image's SOP instance and place in the patient, as in pydicom; None if the file is not DICOM.
 
-    Args:
-        content: The image's file, which was read before.
-        where: Begins each error's sentence.
+    content: the image's file, read earlier. where: begins each error's sentence.
     """
     if not is_dicom(content):
         return None
@@ -184,11 +182,7 @@ class Segmentation:
                 raise ParameterError(f"{where} has frames that refer to none of its images; export it again")
 
     def instance_of(self, image: Any | None) -> str | None:
-        """Return the SOP instance by which an image's frames are chosen, None where all frames are those of one image.
-
-        Args:
-            image: The image's `identity_of`.
-        """
+        """Return the SOP instance of an image, None if all frames are of one image. image: see `identity_of`."""
         return str(image.get("SOPInstanceUID", "")) if image is not None and self._known else None
 
     def pixels(self, image: Any | None, where: str) -> NDArray[np.int64]:
@@ -229,7 +223,7 @@ class Segmentation:
 
 
 def _fault(file: Any) -> str:
-    """Return what is wrong with a file whose frames are not looked at yet."""
+    """Return what is wrong with a file, before its frames are read."""
     kind, count = str(file.get("SegmentationType", "")), int(file.get("NumberOfFrames") or 1)
     if file.get("SOPClassUID") not in CLASSES:
         return "is not a DICOM segmentation; save the mask as one, or as PNG, TIFF or NIfTI"
@@ -255,7 +249,7 @@ def _fault(file: Any) -> str:
 
 
 def _item(groups: tuple[Any, ...], name: str) -> Any:
-    """Return the item of a functional group, {} where there is no such group."""
+    """Return the item of a functional group, {} without such a group."""
     return next((group.get(name)[0] for group in groups if group.get(name)), {})
 
 
@@ -271,7 +265,7 @@ def _images(groups: tuple[Any, ...]) -> set[str]:
 
 
 def _check_place(groups: tuple[Any, ...], image: Any, where: str) -> None:
-    """Raise ParameterError where a frame and its image say that they lie at different places, or differ in spacing."""
+    """Raise ParameterError if a frame and its image declare different places or spacings."""
     for sequence, (name, part, most) in PLACE.items() if image is not None else ():
         frame, expected = _item(groups, sequence).get(name), image.get(name)
         if frame and expected and not np.allclose(list(frame), list(expected), rtol=part, atol=most):

@@ -21,12 +21,12 @@ from moretta.errors import MissingExtra, ParameterError
 
 Pixels = NDArray[np.float32]  # [channels, height, width]
 
-FORMATS = ("PNG", "JPEG", "TIFF")  # what Pillow may take a file for
+FORMATS = ("PNG", "JPEG", "TIFF")  # the formats that Pillow may read
 UNREAD = "PNG, JPEG, TIFF, DICOM or NIfTI image; save it again or remove it"
 IN_MEMORY = 28  # bytes a pixel while it is read: four bytes of the file, and two arrays of three colours
-MOST_ACROSS = 1 << 14  # pixels of a side, once the spacing is as asked
+MOST_ACROSS = 1 << 14  # pixels of a side, after resampling
 ORIENTATION, BITS_PER_SAMPLE, PHOTOMETRIC = 274, 258, 262  # tags of TIFF
-GREYS = np.array([0.299, 0.587, 0.114], np.float32)  # of red, green and blue: as Pillow has it
+GREYS = np.array([0.299, 0.587, 0.114], np.float32)  # of red, green and blue, as in Pillow
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class ImageForm:
 
 
 def read_image(content: bytes, where: str, form: ImageForm) -> tuple[Pixels, tuple[float, float] | None]:
-    """Return a file's pixels as they are, float32[1 or 3, height, width] in [0, 1], and mm between them where known.
+    """Return a file's own pixels, float32[1 or 3, height, width] in [0, 1], and mm between them if known.
 
     where: begins each error's sentence. Raises ParameterError for a file that is not an image or does not suit the
     form, and MissingExtra without the package that reads it.
@@ -122,10 +122,7 @@ def read_image(content: bytes, where: str, form: ImageForm) -> tuple[Pixels, tup
 
 
 def formed(pixels: Pixels, spacing: tuple[float, float] | None, form: ImageForm, where: str) -> Pixels:
-    """Return pixels in this form. spacing: mm from one to the next, down and across, where known.
-
-    Raises ParameterError where the form asks for a spacing that cannot be made.
-    """
+    """Return pixels in this form. spacing: mm apart, down and across, if known. Raises ParameterError if impossible."""
     pixels = _in_channels(pixels, form.channels)
     if form.spacing is not None and form.size is not None:
         pixels = _cut(_spaced(pixels, spacing, form.spacing, where), form.size)
@@ -135,7 +132,7 @@ def formed(pixels: Pixels, spacing: tuple[float, float] | None, form: ImageForm,
 
 
 def squares(x: NDArray[np.uint8], size: int | None) -> NDArray[np.uint8]:
-    """Return images [n, channels, height, width] as squares of another size, as `_resized`; None: as they are."""
+    """Return images [n, channels, height, width] as squares of another size, as `_resized`; None: unchanged."""
     if size is None or x.shape[2:] == (size, size):
         return x
     library = pillow()
@@ -192,7 +189,7 @@ def _check_whole(image: Any, where: str) -> None:
 def _fractions(image: Any, where: str) -> Pixels:
     """Return a PNG, JPEG or TIFF image as fractions of the most that its bits hold, without transparency."""
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
-        tags = getattr(image, "tag_v2", {})  # of TIFF: Pillow heeds neither in more than 8 bits
+        tags = getattr(image, "tag_v2", {})  # of TIFF: Pillow ignores both in more than 8 bits
         fractions = np.asarray(image).astype(np.float32) / np.float32(2 ** tags.get(BITS_PER_SAMPLE, (16,))[0] - 1)
         return (1 - fractions if tags.get(PHOTOMETRIC) == 0 else fractions)[None]
     if image.mode in ("I", "F"):
@@ -211,7 +208,7 @@ def _in_channels(pixels: Pixels, channels: int | None) -> Pixels:
 
 
 def _spaced(pixels: Pixels, spacing: tuple[float, float] | None, asked: float, where: str) -> Pixels:
-    """Return an image whose pixels are `asked` mm apart. spacing: how far apart they are, down and across."""
+    """Return an image whose pixels are `asked` mm apart. spacing: theirs, down and across."""
     if spacing is None:
         raise ParameterError(
             f"{where} lacks PixelSpacing, which spacing = {asked:g} needs; leave the image out, or remove spacing"
@@ -226,7 +223,7 @@ def _spaced(pixels: Pixels, spacing: tuple[float, float] | None, asked: float, w
 
 
 def _resized(pixels: Pixels, height: int, width: int) -> Pixels:
-    """Resize an image, bilinear over all pixels that become one, as Pillow does it."""
+    """Resize an image, bilinear over all pixels that become one, like Pillow."""
     if pixels.shape[1:] == (height, width):
         return pixels
     library = pillow()
@@ -243,7 +240,7 @@ def _cut(pixels: Pixels, size: int) -> Pixels:
 
 
 def _middle(length: int, size: int) -> tuple[slice, slice]:
-    """Return where the middle of a side goes in one of another length, and where it comes from."""
+    """Return the place of the middle of a side in one of another length, and its own place."""
     kept = min(length, size)
     into, outof = (size - kept) // 2, (length - kept) // 2
     return slice(into, into + kept), slice(outof, outof + kept)

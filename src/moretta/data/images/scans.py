@@ -31,7 +31,7 @@ TAGS = (
     "SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence", "PixelData",
 )  # fmt: skip
 MOST_PIXELS = 89_478_485  # of an image, Pillow's own bound
-IN_MEMORY = 24  # bytes a value while it is read: as stored, rescaled and as a fraction
+IN_MEMORY = 24  # bytes of a value while it is read: stored, rescaled and as a fraction
 DEFLATED = b"1.2.840.10008.1.2.1.99"  # the transfer syntax
 GREY = ("MONOCHROME1", "MONOCHROME2")
 
@@ -52,7 +52,7 @@ class GreyWindow:
             )
 
     def of(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the fractions of the window that values are at, in [0, 1]."""
+        """Return values as fractions of the window, in [0, 1]."""
         center, width = self.center, self.width
         if self.function == "SIGMOID":
             with np.errstate(over="ignore"):  # far below the window exp is infinite, and the fraction 0
@@ -104,14 +104,14 @@ def pydicom_reader() -> Any:
 
 @contextmanager
 def refused(where: str, wrong: str) -> Iterator[None]:
-    """Turn what a library raises within into one sentence, and drop its warnings: its own words may quote the file.
+    """Turn a library's errors within into one sentence, and drop its warnings: its own words may quote the file.
 
     Args:
         where: Begins the sentence.
         wrong: Ends it.
 
     Raises:
-        ParameterError: where the library raises; one that is raised within, and a MemoryError, stay as they are.
+        ParameterError: for a library's errors; others raised within, and a MemoryError, pass unchanged.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -133,7 +133,7 @@ def check_inflated(content: bytes, where: str) -> None:
 
 
 def inflated(data: bytes, bits: int, where: str) -> Iterator[bytes]:
-    """Inflate in parts. Raises ParameterError where the whole would take more memory than is free, and zlib.error."""
+    """Inflate in parts. Raises ParameterError if the whole would take more memory than is free, and zlib.error."""
     inflater, size, most = zlib.decompressobj(bits), 0, free_memory() // 2
     while data and not inflater.eof:
         part = inflater.decompress(data, 1 << 20)
@@ -196,7 +196,7 @@ def _pixels(dataset: Any, stored: NDArray[Any], window: tuple[float, float] | No
 
 
 def _window(dataset: Any, asked: tuple[float, float] | None, low: float, high: float) -> GreyWindow:
-    """Return the window asked for, else the file's first, else all from low to high."""
+    """Return the requested window, else the file's first, else all from low to high."""
     if asked is not None:
         return GreyWindow(*asked)
     center, width = (_first(dataset.get(name)) for name in ("WindowCenter", "WindowWidth"))
@@ -209,7 +209,7 @@ def _window(dataset: Any, asked: tuple[float, float] | None, low: float, high: f
 
 
 def _first(value: Any) -> float | None:
-    """Return a number, or the first of several; None for no number."""
+    """Return a number, or the first of several; None without one."""
     if value is None or value == "":
         return None
     several = not isinstance(value, str) and hasattr(value, "__len__")

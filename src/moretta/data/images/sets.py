@@ -340,11 +340,11 @@ def _images_in(place: Path) -> list[Path]:
 
 
 def _pixels(library: ModuleType, path: Path, size: int) -> Pixels:
-    """uint8[3, size, size]; bilinear over all pixels that become one, as Pillow does it."""
+    """uint8[3, size, size]; bilinear over all pixels that become one, like Pillow."""
     try:
         with library.open(path) as image:
             small = image.convert("RGB").resize((size, size), library.Resampling.BILINEAR)
-    # SyntaxError is what Pillow says of a broken PNG
+    # SyntaxError is Pillow's error for a broken PNG
     except (OSError, ValueError, SyntaxError, library.DecompressionBombError) as error:
         raise ParameterError(f"{path} is not a readable image ({error}); get it again or remove it") from error
     return np.asarray(small, np.uint8).transpose(2, 0, 1)

@@ -1,7 +1,7 @@
-"""Parquet and Arrow files as tables of pyarrow, which are read only where what they declare fits into memory.
+"""Parquet and Arrow files as tables of pyarrow, read only if their declared content fits into memory.
 
 Both may be small on a disk and large in memory: pages and buffers are compressed, and a long word that a dictionary has
-once stands in millions of rows. Words of Parquet therefore stay in their dictionaries until `decoded_size` is checked.
+once occurs in millions of rows. Words of Parquet therefore stay in their dictionaries until `decoded_size` is checked.
 """
 
 import struct
@@ -12,7 +12,7 @@ from moretta.contract.memory import check_memory
 
 
 def read_parquet(content: bytes, path: Path) -> Any:
-    """Return a Parquet file's table. path: names the file in errors; raises what pyarrow raises, and ParameterError."""
+    """Return a Parquet file's table. path: names the file in errors. Raises pyarrow's errors, and ParameterError."""
     import pyarrow
     import pyarrow.parquet
 
@@ -25,23 +25,23 @@ def read_parquet(content: bytes, path: Path) -> Any:
 
 
 def read_arrow(content: bytes, path: Path) -> Any:
-    """Return an Arrow file's table. Raises as `read_parquet`, and `struct.error` for a message that is cut."""
+    """Return an Arrow file's table. Raises as `read_parquet`, and `struct.error` for a truncated message."""
     import pyarrow
     import pyarrow.feather
 
     if not content.startswith(b"ARROW1\0\0"):  # of Feather's first version, which compresses nothing
         return pyarrow.feather.read_table(pyarrow.BufferReader(content))
-    stream = pyarrow.py_buffer(content)[8:]  # after the magic a file is a stream, with a list of its places behind
+    stream = pyarrow.py_buffer(content)[8:]  # after the magic a file is a stream, then a list of its places
     messages = pyarrow.ipc.MessageReader.open_stream(stream)
     check_memory(sum(map(_unpacked_size, messages)), f"{path} takes")
     return pyarrow.ipc.open_stream(stream).read_all()
 
 
 def _group_size(group: Any) -> int:
-    """Return the bytes that a row group declares, and 16 for each number: runs of equal ones take no room in a file.
+    """Return a row group's declared bytes, and 16 for each number: runs of equal ones take no room in a file.
 
-    The rows are the group's own, by which pyarrow reads; the file's sum of them may be another. A list has many numbers
-    a row.
+    The rows are the group's own, by which pyarrow reads; the file's sum of them may differ. A list has many numbers per
+    row.
     """
     columns = map(group.column, range(group.num_columns))
     return int(group.total_byte_size + 16 * sum(max(group.num_rows, column.num_values) for column in columns))
@@ -71,7 +71,7 @@ def _unpacked_size(message: Any) -> int:
     data, body = memoryview(message.metadata), message.body
 
     def field(table: int, number: int) -> int:
-        """Return where a field of a flatbuffers table lies, 0 where it has none."""
+        """Return the place of a field of a flatbuffers table, 0 without it."""
         fields = table - _int("i", data, table)
         known = 4 + 2 * number < _int("H", data, fields)
         offset = _int("H", data, fields + 4 + 2 * number) if known else 0
@@ -90,11 +90,11 @@ def _unpacked_size(message: Any) -> int:
     buffers, size, packed = follow(field(batch, 2)), 0, memoryview(body)
     for number in range(_int("I", data, buffers)):
         offset, length = struct.unpack_from("<qq", data, buffers + 4 + 16 * number)
-        size += max(_int("q", packed, offset), 0) if length >= 8 else 0  # -1: as it is
+        size += max(_int("q", packed, offset), 0) if length >= 8 else 0  # -1: uncompressed
     return size
 
 
 def _int(kind: str, data: memoryview, place: int) -> int:
-    if place < 0:  # would count from the end
+    if place < 0:  # counts from the end
         raise struct.error("a place before the message")
     return int(struct.unpack_from(f"<{kind}", data, place)[0])

@@ -1,7 +1,7 @@
-"""The table of doubts: evidence in a column without a schema, and what the column may be.
+"""The table of doubts: evidence in a column without a schema, and the column's possible meanings.
 
 A doubt looks at the set of a column's cells, never at their order. A condition on all cells holds for any part of them,
-and a finding in some cells, such as 999, does not depend on their place. So a file that raises a doubt also raises it
+and evidence in some cells, such as 999, does not depend on their place. So a file that raises a doubt also raises it
 when it is shuffled, sorted or halved. No cell is ever quoted.
 """
 
@@ -41,7 +41,7 @@ Missing = Literal["error", "mean", "median", "indicator"]
 
 MOST_CATEGORIES = 30  # and in more than a tenth of the rows: probably names or free text
 MOST_NUMBERS = 10  # as classes of a target: more are probably amounts
-MOST_ODD = 5  # words among numbers that are listed as standing for no value
+MOST_ODD = 5  # words among numbers that are listed as absent values
 LEAST_SHOWN = 5  # rows with each word that may be an id
 LINE = 100  # characters of a list in schema.toml
 MOST_ORDERS = 10**9  # of classes along a column: numbers part them by chance less than once in so many
@@ -74,8 +74,8 @@ class Hints:
 class Reading:
     """One reading of a column.
 
-    column: its form in schema.toml; None where that has no form for it, and `what` has the remedy. key: a key of a run
-    file that means the same without a schema.
+    column: its form in schema.toml; None if that has no form for it, and `what` has the remedy. key: a key of a run
+    file with the same meaning without a schema.
     """
 
     what: str
@@ -120,19 +120,19 @@ class Cells:
 
     @cached_property
     def places(self) -> NDArray[np.intp]:
-        """Each row's place among the cells that differ."""
+        """Each row's index among the different cells."""
         return np.unique(
             self.column.astype(str) if self.column.dtype.kind == "O" else self.column, return_inverse=True
         )[1]
 
     @property
     def rows(self) -> int:
-        """How many rows have a value."""
+        """The number of rows with a value."""
         return int(self.there.sum())
 
     @property
     def absent(self) -> int:
-        """How many rows lack a value."""
+        """The number of rows without a value."""
         return len(self.column) - self.rows
 
     @cached_property
@@ -144,7 +144,7 @@ class Cells:
 
     @cached_property
     def dates(self) -> tuple[str, ...] | None:
-        """The known forms of date that all cells have, perhaps empty; None where they are not dates."""
+        """The known forms of date that all cells have, may be empty; None if they are not dates."""
         if self.column.dtype.kind == "M":
             return ("%Y-%m-%d",)
         if self.numbers is not None:
@@ -200,7 +200,7 @@ class Cells:
         return Number(blanks=_BLANKS[self.hints.missing] if self.absent else "refuse")
 
     def worded(self, what: str) -> tuple[Reading, ...]:
-        """Return how the column may be read as words. what: the kind of words."""
+        """Return the readings of the column as words. what: the kind of words."""
         few = self.words and not self.many
         return (Reading(what, self.categories(tuple(self.words))),) if few else (LEFT_OUT, LISTED)
 
@@ -341,7 +341,7 @@ def _of_no_values(cells: Cells) -> Iterator[Doubt]:
 
 
 def of_leak(cells: Cells, outcome: Cells) -> str | None:
-    """Return how a column reveals the target: values of one class each, or numbers that thresholds part by class."""
+    """Return how a column reveals the target: values of one class each, or thresholds that separate classes."""
     if not 1 < outcome.differing <= MOST_NUMBERS:
         return None
     few, rows = cells.differing <= MOST_NUMBERS, outcome.there
@@ -404,7 +404,7 @@ def _of_outcome(cells: Cells) -> Iterator[Doubt]:
     for doubt in _of_no_values(cells) if is_amount(cells) else ():
         yield Doubt(doubt.evidence, (Reading("amounts", Target()), Reading("no value: remove those rows")))
     rare = [word for word in cells.words if cells.counts[word] < RARE * cells.rows]
-    counted = cells.numbers is not None and cells.hints.task is None  # as visits are, of which most numbers are rare
+    counted = cells.numbers is not None and cells.hints.task is None  # such as visits, of which most numbers are rare
     some = 0 < len(rare) <= (cells.differing if counted else cells.differing / 2)
     if not is_amount(cells) and cells.rows >= FEW_ROWS and some and cells.differing > 2:
         seen = f"has {len(rare)} of its {cells.differing} values {cells.within(rare)} only"

@@ -1,7 +1,7 @@
-"""Evidence in cells: ids, dates, codes, marks, spellings of one word, and numbers that stand for no value.
+"""Evidence in cells: ids, dates, codes, marks, spellings of one word, and numbers for absent values.
 
-Each function looks at the set of cells, never at their order. `moretta.data.tables.inference` makes questions of the
-evidence.
+Each function looks at the set of cells, never at their order. `moretta.data.tables.inference` turns the evidence into
+questions.
 """
 
 import re
@@ -119,7 +119,7 @@ def _without_accents(text: str) -> str:
 
 
 def is_name_of_ids(name: str, values: int, rows: int) -> bool:
-    """Return whether a column's name means ids. values: how many differ in its rows: two are no patients."""
+    """Return whether a column's name means ids. values: its different values; two are no patients."""
     plain = plain_name(name)
     known = any(names.search(plain) for names in (_ROWS, _ALONE, _OF_WHOM, _WHOM))
     return values > 2 and (known or (values == rows and _COUNTED.search(plain) is not None))
@@ -141,7 +141,7 @@ def are_years(name: str, distinct: NDArray[np.float64]) -> bool:
 
 
 def date_formats(texts: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the known formats that all words fit, perhaps none; None where they are not dates."""
+    """Return the known formats that all words fit, may be empty; None if they are not dates."""
     plain = [_without_accents(text).lower() for text in texts]
     in_words = sum(_IN_WORDS.match(text) is not None for text in plain)
     in_digits = sum(DATE_LIKE.match(text) is not None or _OF_A_MONTH.match(text) is not None for text in texts)
@@ -183,7 +183,7 @@ def as_written(words: Sequence[str], decimal: str) -> Number | None:
 
 
 def _shared_unit(words: Sequence[str]) -> str:
-    """Return the one sign or word behind or before numbers; empty where there are several."""
+    """Return the one sign or word after or before numbers; empty if there are several."""
     for place in (_BEHIND, _BEFORE):
         units = {match["unit"] for word in words if (match := place.match(word))}
         if len(units) == 1:
@@ -206,7 +206,7 @@ def _mark_of(words: Sequence[str], decimal: str) -> Mark | None:
 
 
 def _are_grouped(grouped: list[str], rest: list[str], mark: str) -> bool:
-    """Return whether 1.234 is no fraction: it is outside the rest, these come near 1000, or most are round."""
+    """Return whether 1.234 is no fraction: it is outside the rest, these are near 1000, or most are round."""
     if not rest:
         return 2 * sum(word.endswith("0") for word in grouped) >= len(grouped)
     sizes = [size for word in rest if (size := abs(float(word)))] or [0.0]
@@ -216,7 +216,7 @@ def _are_grouped(grouped: list[str], rest: list[str], mark: str) -> bool:
 
 
 def spellings(words: Iterable[str], counts: Mapping[str, int]) -> dict[str, str]:
-    """Return which words are another spelling of a more frequent one, such as yes, YES and Y."""
+    """Return words that are another spelling of a more frequent one, such as yes, YES and Y."""
     meanings, by_sound = dict[str, str](), dict[str, list[str]]()
     for word in words:
         by_sound.setdefault(_sound(word), []).append(word)
@@ -247,7 +247,7 @@ def stand_for_none(distinct: NDArray[np.float64]) -> list[float]:
     step = low == 0 and high < 5 and (rest == np.round(rest)).all()  # -1, 0 and 1 are steps
     absent_codes = list[float]()
     if len(rest) > FEW_ROWS and np.round(low) == low <= -10 and 2 * (rest[1] - low) >= high - rest[1]:
-        absent_codes, low = [low], float(rest[1])  # as -200
+        absent_codes, low = [low], float(rest[1])  # such as -200
     for code in map(float, codes):
         share = 1.0 if abs(code) < 10 else 0.5 if abs(code) < 100 else 0.25
         far = low - code >= max(20, share * (high - low)) or (low >= 0 and (code < -1 or not step))
@@ -259,7 +259,7 @@ def stand_for_none(distinct: NDArray[np.float64]) -> list[float]:
 def lone_zero(distinct: NDArray[np.float64], zeros: int, rows: int) -> bool:
     """Return whether zero is far from all other numbers, which are many and larger, and may mean "not measured".
 
-    A zero in most rows is rather an amount of nothing. Counts go on from 1, with small steps there.
+    A zero in most rows is rather an amount of nothing. Counts continue from 1, with small steps there.
     """
     rest = distinct[distinct != 0]
     if not 0 < 2 * zeros <= rows or len(rest) < FEW_ROWS or rest[0] < 0:

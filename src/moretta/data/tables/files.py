@@ -6,8 +6,8 @@ words     str[rows], empty where absent
 
 **Formulas.** A spreadsheet computes a cell such as ``=HYPERLINK(...)``. `written` puts a single quote before it and
 double quotes around it, as OWASP's page "CSV Injection" advises. Where a decimal comma is usual, a spreadsheet
-separates cells by semicolons, and heeds only quotes behind one. So a formula behind a separator, a quote or a line end
-within a cell gets a single quote too. Numbers stay as they are.
+separates cells by semicolons, and respects only quotes after one. So a formula after a separator, a quote or a line end
+within a cell gets a single quote too. Numbers stay unchanged.
 
     >>> escaped("=1+1"), escaped("-0.5"), escaped("'=1+1"), unescaped(escaped("=1+1"))
     ("'=1+1", '-0.5', "''=1+1", '=1+1')
@@ -42,7 +42,7 @@ ABSENT = ("", "NA", "NaN", "nan", "?")
 ENDINGS = (".csv", ".csv.gz", ".parquet", ".arrow", ".feather")
 LINES_TRIED = 20
 EXACT = 2.0**53  # beyond it a float rounds integers: they are ids, and stay words
-UNNAMED = "Unnamed: 0"  # what pandas calls a first column of row numbers that has no name
+UNNAMED = "Unnamed: 0"  # pandas' name for a first column of row numbers without a name
 CELL_BYTES = 72  # of a word in memory: Python's object and its reference
 NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
 _NUMBER = f"^{NUMBER}$"
@@ -51,7 +51,7 @@ DATE_LIKE = re.compile(r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([ T]\d{1,2}:\d{2}.*)?$
 _FORMULA = re.compile(r"((?:^|[;\t|\"\r\n])[ \ufeff]*)('*)(?=[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20])")
 
 _BLANKS = re.compile(r'("[^"]*")|[ \t]+')
-_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # what such a file begins with, and no file in UTF-8
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # the start of such a file, and of no file in UTF-8
 _WINDOWS = re.compile(rb"[\x80-\x9f]")  # signs there, and no text in latin-1
 
 Column = NDArray[Any]
@@ -111,10 +111,8 @@ def is_table(source: str) -> bool:
 def read_columns(path: Path, form: Format | None = None, leave_out: Collection[str] = ()) -> dict[str, Column]:
     """Return a file's columns by name, in the file's order; numbers of a CSV file are still words (`as_numbers`).
 
-    leave_out: columns whose cells are not read; they come back as empty words.
-
-    Raises `moretta.errors.ParameterError`, naming the file and the line or the column, for a file that cannot be read,
-    and `moretta.errors.MissingExtra` without pyarrow.
+    leave_out: columns whose cells are not read, and are empty words. Raises `moretta.errors.ParameterError`, naming the
+    file and the line or the column, for an unreadable file, and `moretta.errors.MissingExtra` without pyarrow.
     """
     with within_memory(f"{path}"):
         return _columns(path, form or Format(), leave_out)
@@ -146,7 +144,7 @@ def _columns(path: Path, form: Format, leave_out: Collection[str]) -> dict[str, 
 
 
 def check_order(columns: Mapping[str, Any], where: str) -> None:
-    """Raise `moretta.errors.ParameterError` where columns of pandas are in different orders, by their indices.
+    """Raise `moretta.errors.ParameterError` if columns of pandas are in different orders, by their indices.
 
     columns: of the same rows, by the names of arguments; a mapping is a column for each of its keys.
     """
@@ -173,8 +171,8 @@ def as_columns(
 ) -> dict[str, Column]:
     """Return the columns of a frame or a mapping, by name, in the form of a file's. where: begins an error's sentence.
 
-    frame: of pandas, polars or pyarrow, with columns by name. leave_out: columns that are not read.
-    Raises `moretta.errors.ParameterError` for columns of unequal length, or of other values than numbers, words, dates.
+    frame: of pandas, polars or pyarrow, with columns by name. leave_out: unread columns. Raises
+    `moretta.errors.ParameterError` for columns of unequal length, or of other values than numbers, words, dates.
     """
     names = list(frame if isinstance(frame, Mapping) else column_names(frame))
     check_order({"columns": frame}, where)
@@ -218,10 +216,7 @@ def _is_absent(cell: Any) -> bool:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a file, decompressed if its name ends in .gz.
-
-    Raises `moretta.errors.ParameterError` if it cannot be read.
-    """
+    """Return a file's content, decompressed if its name ends in .gz. Raises `ParameterError` if unreadable."""
     try:
         with path.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
@@ -240,8 +235,8 @@ def read_bytes(path: Path) -> bytes:
 
 
 def _unpacked(stream: BinaryIO, path: Path) -> bytes:
-    """Decompress a file, and stop where it would take more memory than is free."""
-    parts, size, most = list[bytes](), 0, free_memory() // 2  # the parts, and the whole that is made of them
+    """Decompress a file, and stop before it takes more memory than is free."""
+    parts, size, most = list[bytes](), 0, free_memory() // 2  # the parts, and the whole made of them
     with gzip.GzipFile(fileobj=stream) as unpacked:
         while part := unpacked.read(1 << 20):
             parts.append(part)
@@ -276,10 +271,7 @@ def are_numbers(words: Column, decimal: str = ".") -> NDArray[np.bool_]:
 
 
 def check_names(names: list[str], file: str) -> None:
-    """Raise `moretta.errors.ParameterError` for a header that is a row, or has a repeated or an empty name.
-
-    A name is never quoted, as it may be a cell.
-    """
+    """Raise ParameterError for a header that is a row, or has a repeated or empty name, never quoted."""
     if any(re.match(_NUMBER, name) or DATE_LIKE.match(name) for name in names):
         raise ParameterError(
             f"{file}: the first line holds numbers, expected names of columns; is there a header line? Add one, with "
@@ -352,7 +344,7 @@ def _csv(content: bytes, path: Path, form: Format, leave_out: Collection[str]) -
 
 
 def _check_quotes(text: str, name: str, separator: str) -> None:
-    """Raise where a quoted cell ends in the middle of another line, or never: whole rows would be its text."""
+    """Raise for a quoted cell that ends in the middle of another line, or never: whole rows would be its text."""
     ends = re.escape(separator) + r"\r\n"
     for cell in re.finditer(rf'(?:\A|(?<=[{ends}]))"([^"]*(?:""[^"]*)*)("|\Z)([^{ends}]?)', text):
         inside, closed, behind = cell.groups()
@@ -444,7 +436,7 @@ def _column(chunks: Any, name: str, file: str, form: Format) -> Column:
         words[compute.is_in(cells, value_set=arrow.array(none, text)).to_numpy(zero_copy_only=False)] = ""
         return np.asarray(words)
     if types.is_timestamp(kind) and kind.tz:
-        chunks = compute.local_timestamp(chunks)  # the day there, as words of a CSV file have it
+        chunks = compute.local_timestamp(chunks)  # the local day, as in words of a CSV file
     if types.is_date(kind) or types.is_timestamp(kind):
         days = chunks.cast(arrow.timestamp("us"), safe=False).to_numpy(zero_copy_only=False)
         return np.asarray(days).astype("datetime64[D]")
@@ -459,7 +451,7 @@ def check_dense(value: object, where: str, name: str = "") -> None:
     if is_sparse(value):
         raise ParameterError(f"{where}: got a sparse matrix; expected a dense array: give {name}.toarray()")
     rows = value if isinstance(value, list | tuple) else ()
-    if np.ma.isMaskedArray(value) or any(map(np.ma.isMaskedArray, rows)):  # plain, they have what the mask hides
+    if np.ma.isMaskedArray(value) or any(map(np.ma.isMaskedArray, rows)):  # plain, they have the values under the mask
         what = "masked arrays in a list" if rows else "a masked array"
         remedy = "leave out the rows whose target is masked" if name == "y" else "fill in the masked values"
         example = "" if name == "y" or rows else f", as {name}.astype(float).filled(nan)"
@@ -489,7 +481,7 @@ def unescaped(cell: str) -> str:
 
 
 def is_predicted(names: Sequence[str]) -> bool:
-    """Return whether columns have the names of `moretta.run.prediction`'s, perhaps behind an id."""
+    """Return whether columns have the names of `moretta.run.prediction`'s, perhaps after an id."""
     return _is_predicted(names) or _is_predicted(names[1:])
 
 

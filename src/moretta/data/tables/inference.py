@@ -1,4 +1,4 @@
-"""Guesses at the meaning of a table's columns, where there is no schema.
+"""Guesses at the meaning of a table's columns, without a schema.
 
 `propose` makes the best guess at every column. An uncertain guess has a doubt: the evidence as shares and counts, and
 the possible readings with their lines of schema.toml. `moretta schema init` writes both into a file for a person to
@@ -93,8 +93,8 @@ def infer(columns: Columns, hints: Hints, where: str, form: Format) -> Schema:
 def propose(columns: Columns, hints: Hints, where: str, form: Format) -> dict[str, Guess]:
     """Return the best guess at each column, in the file's order.
 
-    Raises `moretta.errors.ParameterError` for a target or an id column that the file does not have, and where the first
-    line looks like a row.
+    Raises `moretta.errors.ParameterError` for a target or an id column outside the file, and if the first line looks
+    like a row.
     """
     target = hints.target or list(columns)[-1]
     for key, name in (("the target", hints.target), ("id-column", hints.id_column)):
@@ -121,7 +121,7 @@ def propose(columns: Columns, hints: Hints, where: str, form: Format) -> dict[st
 
 
 def _check_header(cells: Mapping[str, Cells], where: str) -> None:
-    """Raise where the first line looks like a row. No name is quoted, as it may be a cell."""
+    """Raise if the first line looks like a row. No name is quoted, as it may be a cell."""
     if any(column.numbers is not None and column.rows for column in cells.values()):
         return  # words above numbers are names
     alike = sum(is_cell(name, column.words) for name, column in cells.items())
@@ -153,8 +153,8 @@ def _once(guesses: dict[str, Guess], hints: Hints) -> dict[str, Guess]:
 def infer_labels(columns: Columns, hints: Hints, group_column: str | None, where: str, form: Format) -> Schema:
     """Infer the schema of a table that names files of images in its column "file".
 
-    Columns that are not named are left out. Raises `moretta.errors.ParameterError`, with the remedy, for a missing
-    column, and for a target that is not sure.
+    Unnamed columns are omitted. Raises `moretta.errors.ParameterError`, with the remedy, for a missing column, and for
+    a target that is not sure.
     """
     named = {"file": "file", "id-column": hints.id_column, "group-column": group_column}
     named["the target"] = hints.target or list(columns)[-1]
@@ -201,7 +201,7 @@ MOST = 6  # words that are listed
 
 
 def lines_of(schema: Schema) -> list[str]:
-    """Return a line for each kind of column: names, categories, columns that are left out, and the target."""
+    """Return a line for each kind of column: names, categories, omitted columns, and the target."""
     by_kind: dict[str, list[str]] = {}
     for name, column in schema.columns.items():
         match column:
@@ -227,11 +227,11 @@ def lines_of(schema: Schema) -> list[str]:
 
 
 def as_toml(guesses: Mapping[str, Guess]) -> str:
-    """Return guesses as schema.toml, each doubt as a comment above its column, with the lines that settle it."""
+    """Return guesses as schema.toml, each doubt as a comment above its column, with the lines that resolve it."""
     parts = []
     for name, guess in guesses.items():
         text = "\n".join([tomli_w.dumps({"columns": {name: {}}}).strip(), *toml_lines(plain_form(guess.column)), ""])
-        if guess.doubt is not None:  # and nothing loads it before somebody has decided
+        if guess.doubt is not None:  # nothing loads it before a person has decided
             text = _question(guess.doubt) + text.replace(
                 f'kind = "{guess.column.kind}"', f'kind = "decide"  # perhaps "{guess.column.kind}"', 1
             )

@@ -92,7 +92,7 @@ class ColumnMapping(Section):
         """Apply the mapping to rows to predict; return the columns, the rows that do not fit and why, and the rest.
 
         Rows have their numbers in the file, from 1. Mapped columns may be missing, such as a target. Raises as
-        `applied` where no row fits.
+        `applied` if no row fits.
         """
         there = {
             key: {name: value for name, value in getattr(self, key).items() if name in columns}
@@ -179,7 +179,7 @@ def _recoded(column: Column, table: Mapping[str, str], where: str, name: str) ->
 
 
 def _converted(column: Column, conversion: Conversion, where: str, what: str, form: Format) -> tuple[Column, int]:
-    """Return a column in another unit, and its count of numbers; as words only where some have < or > before them."""
+    """Return a column in another unit, and its count of numbers; as words only if some have < or > before them."""
     factor, offset, decimal = conversion.factor, conversion.offset, form.decimal
     if column.dtype.kind == "M":
         raise ParameterError(f"{where}{what}dates; remove it there, as dates have no unit")

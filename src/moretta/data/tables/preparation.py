@@ -4,8 +4,8 @@
     Expansion      how categories and marks of absence become columns; follows from the schema
     Preparation    statistics of all silos' training rows, applied alike at silos, at the server and in predictions
 
-An absent value is NaN until it is prepared. The value that is filled in comes from training rows, never from the rows
-at hand, so that a prediction does not depend on the other rows of a file. Needs numpy alone.
+An absent value is NaN until it is prepared. The filling is from training rows, never from the rows to predict, so that
+a prediction does not depend on the other rows of a file. Needs numpy alone.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Preparation:
     """The fitted statistics, applied as (x, or fill where x is absent, - mean) / deviation.
 
     fill, mean, deviation: float64[columns], or [1] for all columns alike. target_mean, target_deviation:
-    float64[outputs]: silos train on (y - target_mean) / target_deviation; empty where targets stay as they are.
+    float64[outputs]: silos train on (y - target_mean) / target_deviation; empty for unchanged targets.
     """
 
     fill: NDArray[np.float64]
@@ -165,7 +165,7 @@ class Preparation:
 
     @classmethod
     def nothing(cls, columns: int = 1) -> Preparation:
-        """Return the preparation that changes nothing, of this number of columns, or of all alike."""
+        """Return the preparation that changes nothing, of `columns` columns, or of all alike."""
         return cls(np.zeros(columns), np.zeros(columns), np.ones(columns))
 
     @classmethod
@@ -186,7 +186,7 @@ class Preparation:
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether inputs in which no value is absent stay as they are."""
+        """Whether inputs without absent values stay unchanged."""
         return bool((self.mean == 0).all() and (self.deviation == 1).all())
 
     def apply(self, x: NDArray[np.generic], dtype: DTypeLike) -> NDArray[Any]:
@@ -205,7 +205,7 @@ class Preparation:
         return replace(self, fill=fill, mean=own, deviation=deviation * self.deviation)
 
     def scaled(self, y: NDArray[Any]) -> NDArray[Any]:
-        """Return targets, as the loss takes them, scaled for training, in their dtype."""
+        """Return targets, encoded for the loss, scaled for training, in their dtype."""
         if not self.scales_targets:
             return y
         return ((y.astype(np.float64) - self.target_mean) / self.target_deviation).astype(y.dtype)
@@ -244,5 +244,5 @@ class Preparation:
 
 
 def usable(deviation: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the divisors of inputs: a column that never varies is divided by 1."""
+    """Return the divisors of inputs: 1 for a column that never varies."""
     return np.where(deviation >= SMALLEST_DEVIATION, deviation, 1.0)

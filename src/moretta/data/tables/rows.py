@@ -165,7 +165,7 @@ def encode(
 
 
 def _wrong(columns: Columns, schema: Schema, where: str, form: Format) -> dict[int, str]:
-    """Return the rows, from 1, with a cell that does not fit the schema, and why. Raises where all have one."""
+    """Return the rows, from 1, with a cell that does not fit the schema, and why. Raises if all have one."""
     count, reasons = len(next(iter(columns.values()))), dict[int, str]()
     ids = [name for name in (schema.name_of("id"), schema.name_of("group")) if name is not None and name in columns]
     for name in (*schema.features, *ids):
@@ -179,7 +179,7 @@ def _wrong(columns: Columns, schema: Schema, where: str, form: Format) -> dict[i
                 break
             except WrongRows as error:
                 reasons |= {int(row) + 1: error.what for row in rows[error.wrong] if int(row) + 1 not in reasons}
-                if len(reasons) == count:  # so the form of the whole file differs
+                if len(reasons) == count:  # the form of the whole file differs
                     raise
                 rows = rows[~error.wrong]
     return dict(sorted(reasons.items()))
@@ -187,7 +187,7 @@ def _wrong(columns: Columns, schema: Schema, where: str, form: Format) -> dict[i
 
 def expansion_of(schema: Schema) -> Expansion:
     """Return how coded rows become a model's inputs."""
-    inputs = list[tuple[str, int, int, int]]()  # a name, the coded column it is of, a kind and a code
+    inputs = list[tuple[str, int, int, int]]()  # a name, its coded column, a kind and a code
     for place, (name, feature) in enumerate(schema.features.items()):
         if isinstance(feature, Category):
             inputs += [(f"{name}={word}", place, ONE_OF, code) for code, word in enumerate(feature.categories)]
@@ -335,7 +335,7 @@ class _Reader:
     def _places(
         self, known: Sequence[str], spellings: Mapping[str, str] | None, *, unseen_is_blank: bool = False
     ) -> NDArray[np.float64]:
-        """Return each word's place among the known ones, NaN for an empty one. Raises for an unknown word."""
+        """Return each word's index among the known ones, NaN for an empty one. Raises for an unknown word."""
         words, places = words_of(self._column), {word: float(place) for place, word in enumerate(known)}
         places |= {spelled: places[word] for spelled, word in (spellings or {}).items()}
         distinct, which = np.unique(words.astype(str), return_inverse=True)
@@ -363,7 +363,7 @@ def marked(mark: str, decimal: str) -> re.Pattern[str]:
 
 
 def bare(words: Column, number: Number, decimal: str) -> Column:
-    """Return cells without units and marks between thousands, and empty where they stand for no value."""
+    """Return cells without units and marks between thousands, and empty ones for absent values."""
     absent = [word for word in number.absent or () if isinstance(word, str)]
     if not (number.unit or number.thousands or absent):
         return words
@@ -382,7 +382,7 @@ def bare(words: Column, number: Number, decimal: str) -> Column:
 
 
 def without_unit(cell: str, unit: str) -> str:
-    """Return a cell without the unit behind its number or before it: 45 for 45 %, -45 for -$45."""
+    """Return a cell without the unit after its number or before it: 45 for 45 %, -45 for -$45."""
     if cell.endswith(unit):
         return cell.removesuffix(unit).rstrip()
     sign = cell[:1] if cell[:1] in ("+", "-") else ""
@@ -395,7 +395,7 @@ def plain_number(word: str) -> str:
 
 
 def not_numbers(words: Column, decimal: str) -> str:
-    """Return what to do about cells that are not numbers, by their look; no cell is quoted."""
+    """Return the remedy for cells that are not numbers, by their look; no cell is quoted."""
     texts = [str(word) for word in words]
     if not texts:
         return f'they have a decimal point, and decimal = "{decimal}" is declared: use one sign in the whole file'
@@ -472,7 +472,7 @@ def _day(word: str, form: str) -> float:
 
 
 def limits_of(feature: Feature) -> tuple[float, float]:
-    """Return the least and the most that a feature with a range may be, as coded."""
+    """Return the least and the largest coded value of a feature with a range."""
     match feature:
         case Ordered():
             return 0.0, float(len(feature.categories) - 1)

@@ -1,7 +1,7 @@
-"""What the columns of a table mean: `schema.toml`, as ``docs/schema.md`` shows it key by key.
+"""The meaning of a table's columns: `schema.toml`, as ``docs/schema.md`` shows it key by key.
 
-The order of the columns here is that of the model's inputs, whatever the order in a file. Ids and groups are no inputs.
-A file that ends in .json says the same as a Table Schema (`moretta.data.tables.table_schema`).
+The order of the columns here is that of the model's inputs, for any order in a file. Ids and groups are no inputs. A
+file that ends in .json has the same content as a Table Schema (`moretta.data.tables.table_schema`).
 """
 
 import hashlib
@@ -328,7 +328,7 @@ def of(tables: Mapping[str, Any], where: str = "schema") -> Schema:
 
 
 def _plain(value: object) -> str:
-    """Return a date of a TOML file as JSON has it."""
+    """Return a date of a TOML file in JSON's form."""
     if isinstance(value, date):
         return value.isoformat()[:10]
     raise ParameterError("expected numbers, strings, dates and lists")

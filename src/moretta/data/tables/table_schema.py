@@ -65,10 +65,7 @@ class _Field(_Descriptor):
     moretta: dict[str, Any] = {}  # pydantic copies it
 
     def column(self, kind: str | None, missing: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-        """Return the keys of schema.toml, and the properties that they do not keep.
-
-        kind: where it is known. missing: the table's words for no value.
-        """
+        """Return the keys of schema.toml, and properties that they lose. missing: the table's words for no value."""
         words, limits, kept = self._words(), self.constraints, set[str]()
         kind = kind or self._kind(words)
         column: dict[str, Any] = {"kind": kind}
@@ -180,7 +177,7 @@ def written(columns: Mapping[str, Mapping[str, Any]]) -> str:
         known = _Field.model_validate_json(json.dumps(field))
         missing = _words(known.missing_values or ())
         own, more = known.column(kind, missing)[0], dict[str, Any]()
-        if column["kind"] == "drop" or own["kind"] != column["kind"]:  # what is left out by itself is told
+        if column["kind"] == "drop" or own["kind"] != column["kind"]:  # a kind that a reader would not infer
             own, more = known.column(column["kind"], missing)[0], {"kind": column["kind"]}
         more |= {what: value for what, value in column.items() if own.get(what) != value}
         fields.append(field | ({"moretta": more} if more else {}))
