@@ -7,6 +7,6 @@ The modules:
     controller.py       the server's job in FLARE; executor.py a site's
     job.py  serve.py  join.py  doctor.py   the commands of these names; checks.py the checks of doctor
     kits.py  provisioning.py  certificate_requests.py   startup kits: their content and pinned keys,
-                        their making and patching, and requests of sites with their own keys
+                        their creation and patches, and requests of sites with their own keys
     processes.py  server_connection.py  FLARE's processes, and the connection to its server, also by proxies
 """

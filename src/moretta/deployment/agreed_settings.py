@@ -1,14 +1,14 @@
 """A site's agreement: the schema and the settings that touch its rows, pinned by its first run.
 
 A server writes each run's text, and sites join every job. If settings could differ from run to run, each "ready" or
-"refused" would be one bit about a site's rows: seven runs found the oldest patient of a site. So the settings of the
+"refused" would be one bit about a site's rows: seven runs revealed the oldest patient of a site. So the settings of the
 first run are pinned before a row is read. Other settings wait for the site's operator (`moretta accept`).
 
     <out>/agreed.json    {"format": 1, "agreed": [{"settings", "ready", "closed", "refusals"}], "waiting": {..}}
 
 ready: the site's rows fitted the settings once. Before that, a refusal that depends on rows closes them until the
 operator acts, so a server learns one bit. Later, such a refusal costs a round, and `MOST` of them close the settings
-too. A server that chooses the model found a value of one site in 20 rounds, half of them refused. With at most three
+too. A server that chooses the model learned a value of one site in 20 rounds, half of them refused. With at most three
 refusals it needs some 300. closed: the time of closing, as in the site's log; empty: open. refusals: their number since
 the operator acted.
 """
@@ -44,7 +44,7 @@ MOVES: Mapping[str, frozenset[str]] = {
     ),
     "engine": frozenset({"torch-versions", "deadline", "message-mib", "workers", "micro-batch", "recompute"}),
 }
-"""Keys that may differ from run to run without the operator: no row is read, refused or left out by them, and no sum
+"""Keys that may differ from run to run without the operator: no row is read, refused or omitted by them, and no sum
 hides less.
 
 `[model]` may differ too: its size has its own limit, and its code a list. All other keys are pinned, also `[engine]
@@ -86,12 +86,9 @@ class RefusedRun:
 
 
 class SiteAgreement:
-    """The file of a site's agreed settings, in the folder `out` of its silo.toml.
+    """The file of a site's agreed settings, in `out` of its silo.toml. Raises ParameterError if it is damaged.
 
     A lock keeps a running site and its operator (`moretta accept`) from changing it at once.
-
-    Raises:
-        ParameterError: the file is damaged.
     """
 
     def __init__(self, out: Path) -> None:
@@ -106,11 +103,7 @@ class SiteAgreement:
         return self._read()[1]
 
     def check(self, settings: Settings) -> None:
-        """Pin the settings of a first run, and refuse others.
-
-        Raises:
-            PolicyError: other settings are pinned; these wait for the operator.
-        """
+        """Pin a first run's settings, and refuse others by PolicyError until the operator accepts them."""
         with alone(self._path):
             agreed, waiting = self._read()
             if not agreed:
@@ -127,18 +120,14 @@ class SiteAgreement:
                 self._write(agreed, None)  # drops a refusal that followed from the text alone
 
     def refuse(self, sentence: str) -> None:
-        """Note why a run was refused for another reason, for `moretta doctor`."""
+        """Record why a run was refused for another reason, for `moretta doctor`."""
         with alone(self._path):
             agreed, waiting = self._read()
             if waiting is None or not waiting.settings:
                 self._write(agreed, RefusedRun(sentence))
 
     def open(self, settings: Settings) -> None:
-        """Check that settings are open, before a row is read.
-
-        Raises:
-            ParameterError: a refusal that depended on rows has closed them.
-        """
+        """Check that settings are open, before a row is read. Raises ParameterError if a refusal closed them."""
         for entry in self._read()[0]:
             if entry.settings == settings and entry.closed:
                 raise ParameterError(
@@ -165,11 +154,11 @@ class SiteAgreement:
         return any(entry.settings == settings and entry.closed for entry in now)
 
     def proved(self, settings: Settings) -> None:
-        """Note that the site's rows fit."""
+        """Record that the site's rows fit."""
         self._change(settings, lambda entry: replace(entry, ready=True))
 
     def accept(self, shown: RefusedRun | None) -> None:
-        """Agree to the settings that the operator was shown; where none waited, open closed ones."""
+        """Agree to the settings that the operator was shown; without waiting ones, open closed ones."""
         with alone(self._path):
             agreed, waiting = self._read()
             if shown is None or not shown.settings:
@@ -181,7 +170,7 @@ class SiteAgreement:
     def _change(
         self, settings: Settings, change: Callable[[AgreedSettings], AgreedSettings]
     ) -> tuple[Sequence[AgreedSettings], Sequence[AgreedSettings]]:
-        """Change the entry of some settings; return all entries as they were, and as they are."""
+        """Change the entry of some settings; return all entries before and after it."""
         with alone(self._path):
             agreed, waiting = self._read()
             changed = [change(entry) if entry.settings == settings else entry for entry in agreed]

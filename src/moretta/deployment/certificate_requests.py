@@ -1,15 +1,15 @@
-"""How a site that makes its own key gets its certificate: its request, the server's signing of it, and its kit.
+"""The certificate of a site that makes its own key: its request, the server's signing of it, and its kit.
 
     site      moretta join KIT --silo silo.toml --request              KIT/client.key stays; NAME.request goes out
     server    moretta kit sign NAME.request --kits KITS                looks, compares, issues: NAME.reply goes back
     site      moretta join KIT --silo silo.toml --reply NAME.reply     looks, compares, completes the kit
 
-A request is a certificate signing request (PKCS #10 in PEM): the site's name and its public key, and when it was made,
-signed by the private key, so that its sender has that key. A reply is a JSON object: the certificate and its root,
-the server's address, and the server's key with a signature by it over all of this and over the request's digest.
+A request is a certificate signing request (PKCS #10 in PEM): the site's name and its public key, and its time, signed
+by the private key, so that its sender has that key. A reply is a JSON object: the certificate and its root, the
+server's address, and the server's key with a signature by it over all of this and over the request's digest.
 
-Neither holds a secret, and neither is trusted, because anybody could replace one. Trust comes from people who compare
-fingerprints by a second way. ``docs/deploy.md`` has the ceremony, and where each file and key lies. A name is given
+Neither holds a secret, and neither is trusted, because anyone could replace one. Trust comes from people who compare
+fingerprints by a second way. ``docs/deploy.md`` has the ceremony, and the place of each file and key. A name is given
 once, and a key and a request are signed once: KITS/authority/issued/ has each reply, by its request's digest.
 """
 
@@ -43,9 +43,9 @@ from moretta.errors import ParameterError
 from moretta.secure_aggregation.identity import Identity, fingerprint, grouped, parse_public_line, public_line, verify
 
 BITS, EXPONENT = 2048, 65537  # FLARE's ciphers between cells cut at the length of such a key's signatures
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")  # FLARE's names that also are folders' names and no options
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")  # FLARE's names that are also folders' names and no options
 LARGEST = 64 * 1024  # bytes of a request or a reply; both have about 1 and 4 KiB
-LASTS, AHEAD = timedelta(days=14), timedelta(minutes=10)  # how old a request may be, and clocks apart
+LASTS, AHEAD = timedelta(days=14), timedelta(minutes=10)  # the age of a request, and the difference of clocks
 _MADE = "moretta-request-1 "  # before the time, in an attribute of the request
 _PURPOSE = "reply to a site's request"
 _REMEDY = "have the site make one by moretta join KIT --silo silo.toml --request"
@@ -84,10 +84,10 @@ def write_request(key: rsa.RSAPrivateKey, name: str, now: datetime) -> bytes:
 
 
 def read_request(data: bytes, now: datetime) -> Request:
-    """Return a request that somebody sent. now: with a time zone.
+    """Return a received request. now: with a time zone.
 
-    Raises `moretta.errors.ParameterError` for anything but a request of ours that its own key signed, of this time,
-    with a name and a key that FLARE can use.
+    Raises `moretta.errors.ParameterError` unless it is a request of ours that its own key signed, of this time, with a
+    name and a key that FLARE can use.
     """
     try:
         request = x509.load_pem_x509_csr(data)
@@ -120,7 +120,7 @@ def read_request(data: bytes, now: datetime) -> Request:
 
 
 def digest_of(data: bytes) -> str:
-    """Return SHA-256, in hex, of a request, whatever its line ends. Raises ParameterError for anything else."""
+    """Return SHA-256, in hex, of a request, for any line ends. Raises ParameterError for anything else."""
     try:
         return hashlib.sha256(x509.load_pem_x509_csr(data).public_bytes(Encoding.DER)).hexdigest()
     except ValueError:
@@ -147,10 +147,7 @@ class Reply(BaseModel):
         return whole.model_copy(update={"signature": base64.b64encode(signature).decode()})
 
     def key(self, request: str) -> bytes:
-        """Return the server's key, which has signed this reply to this request.
-
-        Raises `moretta.errors.ParameterError` for a reply to another request, and for one that was changed.
-        """
+        """Return the server's key that signed this reply to this request. Raises ParameterError for any other."""
         key = parse_public_line(self.server_key)
         try:
             signature = base64.b64decode(self.signature, validate=True)
@@ -167,15 +164,15 @@ class Reply(BaseModel):
 
 
 def read_reply(data: bytes) -> Reply:
-    """Return a reply that somebody sent; its signature is `Reply.key`'s to check. Raises ParameterError for another."""
+    """Return a received reply; `Reply.key` checks its signature. Raises ParameterError for another."""
     try:
         return Reply.model_validate_json(data)
-    except ValidationError:  # which quotes what it was given
+    except ValidationError:  # which quotes its input
         raise ParameterError("expected a reply of moretta kit sign, got another file: ask for it") from None
 
 
 def read_small(path: Path) -> bytes:
-    """Return the content of a file that somebody sent. Raises ParameterError where it is too long for its kind."""
+    """Return the content of a received file. Raises ParameterError if it is too long for its kind."""
     with path.open("rb") as stream:
         data = stream.read(LARGEST + 1)
     if len(data) > LARGEST:
@@ -198,12 +195,12 @@ HELD = "another moretta kit sign, {holder}, is at work there; wait for its end"
 def sign(
     path: Path, folder: Path, agrees: Callable[[Request], bool], now: datetime, *, renew: bool = False
 ) -> tuple[Request, Path]:
-    """Issue a certificate to a site that asks for one; return the request, and the file of the reply to it.
+    """Issue a certificate to a site that requests one; return the request, and the file of the reply to it.
 
     path: of the request. folder: of the kits. agrees: asks a person whether the site read out the request's
-    fingerprint. now: with a time zone. renew: whether a site with a certificate may have another one.
-    Raises `moretta.errors.ParameterError`, and issues nothing, for an invalid request, a name or key that is taken, and
-    where `agrees` returns false.
+    fingerprint. now: with a time zone. renew: whether a site with a certificate may have another one. Raises
+    `moretta.errors.ParameterError`, and issues nothing, for an invalid request, a name or key in use, and if `agrees`
+    returns false.
     """
     processes.require()
     if not keys_at_sites(folder):
@@ -231,13 +228,13 @@ def sign(
             server_key="",
         ).signed(Identity.load(folder), request.digest)
         data = (reply.model_dump_json(indent=2) + "\n").encode()
-        write_atomically(authority / ISSUED / request.digest, data, 0o600)  # from here on the name is given
+        write_atomically(authority / ISSUED / request.digest, data, 0o600)  # from here on the name is in use
     write_atomically(folder / f"{request.name}.reply", data)
     return request, folder / f"{request.name}.reply"
 
 
 def _check_free(request: Request, host: str, issued: Path, renew: bool) -> None:
-    """Raise `moretta.errors.ParameterError` where a request, its key or its name was given before, or is nobody's."""
+    """Raise `moretta.errors.ParameterError` for a request, key or name that is in use, or a renewal without one."""
     if request.name.lower() in {name.lower() for name in (SERVER_FOLDER, ADMIN_FOLDER, PROJECT, "localhost", host)}:
         raise ParameterError(f"the name {request.name} is the server's own: have the site choose another")
     replies = [read_reply(path.read_bytes()) for path in sorted(issued.iterdir()) if not path.name.startswith(".")]
@@ -279,7 +276,7 @@ def _certify(request: Request, authority: Path, now: datetime) -> tuple[str, str
 
 
 def _root_key(path: Path, root: x509.Certificate) -> rsa.RSAPrivateKey:
-    """Return the root's private key. Raises `moretta.errors.ParameterError` where it is open to others, or another."""
+    """Return the root's private key. Raises `moretta.errors.ParameterError` if it is open to others, or another."""
     if not path.exists():
         raise ParameterError(f"{path} does not exist: restore it from where it is kept, and remove it afterwards")
     if os.name == "posix" and path.stat().st_mode & 0o077:
@@ -301,8 +298,8 @@ KEY = "client.key"
 def request(kit: Path, file: SiloFile, now: datetime) -> tuple[Request, Path]:
     """Make a site's key in a new folder, and a request for a certificate; return the request and its file.
 
-    now: with a time zone. Raises `moretta.errors.ParameterError` where the folder holds anything, or the site has a
-    name that FLARE cannot take.
+    now: with a time zone. Raises `moretta.errors.ParameterError` if the folder holds anything, or for a name that FLARE
+    cannot take.
     """
     name = file.engine_name
     if not NAME.fullmatch(name):
@@ -314,18 +311,18 @@ def request(kit: Path, file: SiloFile, now: datetime) -> tuple[Request, Path]:
     key = new_key()
     data = write_request(key, name, now)
     make_folder(kit, 0o700)
-    pem = key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())  # as FLARE's kits have it
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())  # as in FLARE's kits
     write_atomically(kit / KEY, pem, 0o600)
     write_atomically(kit / f"{name}.request", data)
     return read_request(data, now), kit / f"{name}.request"
 
 
 def complete(kit: Path, file: SiloFile, path: Path, agrees: Callable[[bytes], bool]) -> str:
-    """Make a startup kit of a folder that `request` made, and return the fingerprint of the server's key.
+    """Complete the startup kit in a folder of `request`, and return the fingerprint of the server's key.
 
-    path: of the server's reply. agrees: asks a person whether the operator read out this server's key; used where
-    neither silo.toml nor the roster pins one. Raises `moretta.errors.ParameterError`, and leaves the folder as it was,
-    for an invalid reply, or one to another request or of another server.
+    path: of the server's reply. agrees: asks a person whether the operator read out this server's key; used if neither
+    silo.toml nor the roster pins one. Raises `moretta.errors.ParameterError`, and leaves the folder unchanged, for an
+    invalid reply, or one to another request or of another server.
     """
     processes.require("edge-flare" if file.silo.edge else "flare")
     name = file.engine_name
@@ -353,7 +350,7 @@ def complete(kit: Path, file: SiloFile, path: Path, agrees: Callable[[bytes], bo
             folder.chmod(0o700)
         kits.check_certificates(made)
         for part in [each for each in made.iterdir() if each.name != "startup"]:
-            shutil.rmtree(kit / part.name, ignore_errors=True)  # a crash has left it there
+            shutil.rmtree(kit / part.name, ignore_errors=True)  # left by a crash
             rename(part, kit / part.name)
         rename(made / "startup", kit / "startup")  # last, as it makes the folder a kit
     except OSError as error:

@@ -44,9 +44,8 @@ class Warned(str):
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of one check. sentence: the finding, and a remedy where it does not pass.
-
-    warns: whether it passes with a warning.
+    """The result of one check. sentence: the finding, and a remedy if it fails. warns: whether it passes with a
+    warning.
     """
 
     what: str
@@ -89,8 +88,8 @@ def loaded(what: str, path: Path, load: Callable[[], T]) -> tuple[T | None, Chec
 
 PYTHONS = ((3, 11), (3, 13))  # the first and the last
 FLARE = (2, 9)
-COPIES = 4  # of a model's parameters that a round takes at least: themselves, gradients, what is sent, what came
-LEAST_DISK, KEPT = 100 * 2**20, 20  # bytes; or so many times the parameters: checkpoints, views, released models
+COPIES = 4  # of a model's parameters in a round, at least: themselves, gradients, sent and received ones
+LEAST_DISK, KEPT = 100 * 2**20, 20  # bytes; or a multiple of the parameters: checkpoints, views, released models
 
 
 def python() -> str:
@@ -104,7 +103,7 @@ def python() -> str:
 
 
 def pytorch(edge: bool) -> str:
-    """Check that PyTorch is installed, where the silo is no edge client."""
+    """Check that PyTorch is installed, unless the silo is an edge client."""
     if edge:
         return "an edge site does not use it"
     return f"version {_installed('torch', 'torch')}; sites run the server's, or one of [engine] torch-versions"
@@ -127,7 +126,7 @@ def flare(extra: str) -> str:
 
 
 def confinement() -> str:
-    """Check that the kernel can confine a process that runs somebody else's graph."""
+    """Check that the kernel can confine a process that runs another party's graph."""
     if not landlock():
         return Warned("this kernel has no Landlock (Linux 5.13), so a graph's process could read your files")
     return "Landlock keeps the process of a graph from your files"
@@ -149,8 +148,8 @@ def device_is_there(device: str) -> str:
 
 
 def memory(size: int, holders: int) -> str:
-    """Check that a round fits. size: bytes of the parameters. holders: silos whose uploads are held at once."""
-    free, needed = free_memory(), size * (COPIES + 2 * holders)  # what is sent has 8 bytes a number
+    """Check that a round fits. size: bytes of the parameters. holders: silos whose uploads are in memory at once."""
+    free, needed = free_memory(), size * (COPIES + 2 * holders)  # sent numbers have 8 bytes
     if not size:
         return f"{_shown(free)} free; give --run to compare with what a model takes"
     if free < needed:
@@ -194,12 +193,12 @@ def _shown(size: int) -> str:
     return f"{size} bytes"
 
 
-SOON = timedelta(days=30)  # in which a certificate should be renewed
-WAIT = 4.0  # seconds in which a server is to answer
-TIME = 1.0  # seconds in which it is to say its time
-APART, FAR = 30.0, 600.0  # seconds between two clocks that give a warning, and that do not pass
+SOON = timedelta(days=30)  # a certificate within it should be renewed
+WAIT = 4.0  # seconds for a server's answer
+TIME = 1.0  # seconds for its time
+APART, FAR = 30.0, 600.0  # seconds between two clocks for a warning, and for a failure
 POLICIES = ("authorization.json", "authorization.json.default")  # in local/; the first that exists counts
-PORT = 8002  # of `moretta serve` where no other is named
+PORT = 8002  # of `moretta serve` unless another is named
 
 
 def kind_of(kit: Path, with_silo: bool) -> str:
@@ -223,7 +222,7 @@ def certificate(kit: Path, now: datetime) -> str:
 
 
 def private_key(kit: Path) -> str:
-    """Check that nobody else can read the private key."""
+    """Check that the private key is unreadable for others."""
     path = kits.certificates_of(kit).key
     mode = path.stat().st_mode & 0o777
     if os.name == "posix" and mode & 0o077:
@@ -245,7 +244,7 @@ def patched(kit: Path, silo: Path | None) -> str:
 
 
 def policy(kit: Path) -> str:
-    """Check who may bring code by a site's kit: by FLARE's own policy, administrators of every organisation."""
+    """Check who may bring code through a site's kit: by FLARE's own policy, administrators of every organisation."""
     path = next((path for name in POLICIES if (path := kit / "local" / name).exists()), None)
     roles = {} if path is None else load_json(path).get("permissions", {})
     byoc = {role: own.get("byoc", "none") if isinstance(own, dict) else own for role, own in roles.items()}
@@ -387,7 +386,7 @@ def for_many_machines(run_file: RunFile) -> str:
 def model(run_file: RunFile, file: SiloFile | None, server: bool, built: list[Federation]) -> str:
     """Build the model as the server does, or at a site from shared settings and code that silo.toml lists.
 
-    built: is given the federation, if there is one.
+    built: receives the federation, if any.
     """
     source = run_file.model.source
     if not server and file is not None and file.silo.edge:

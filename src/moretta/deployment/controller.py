@@ -39,11 +39,11 @@ SPEAK = 10.0  # seconds
 
 
 class Controller(FlareController):
-    """Plays a run as the server.
+    """Carries out a run as the server.
 
-    FLARE makes it with any arguments of a job, so making one does nothing: `moretta.deployment.job.check_signed` comes
-    before a path is touched or a text is read. Its signing key is not an argument: it lies beside the server's kit, or
-    where the kit names it.
+    FLARE makes it with any arguments of a job, so the constructor does nothing: `moretta.deployment.job.check_signed`
+    runs before a path is touched or a text is read. Its signing key is not an argument: it is beside the server's kit,
+    or where the kit names it.
 
     Args:
         run: The run file as TOML, all of it.
@@ -116,7 +116,7 @@ class Controller(FlareController):
         roster = None if path is None else Roster.load(run_file.resolve(path))
         kits.check_listed(identity, roster)
         called = {silo: silo if roster is None else roster.engine_name(silo) for silo in run_file.engine.sites}
-        # Who is connected when the job begins; others never come.
+        # The sites connected when the job begins; others never arrive.
         there = {client.name: client.get_fqcn() for client in fl_ctx.get_engine().get_clients()}
         targets = {
             silo: FQCN.join([there[name], fl_ctx.get_job_id()]) for silo, name in called.items() if name in there
@@ -184,7 +184,7 @@ def _hello(federation: Federation, run_file: RunFile, digest: str, place: Checkp
 
 
 def _released(result: Result, out: Path) -> bytes:
-    """Return a finished run's release for sites; empty where nothing is released."""
+    """Return a finished run's release for sites; empty without one."""
     if result.released is None:
         return b""
     inputs = {name: value for name, value in read_inputs(out).items() if name != "format"}

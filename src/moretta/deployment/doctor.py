@@ -123,7 +123,7 @@ def _of_run(run_file: RunFile | None, file: SiloFile | None, server: bool) -> It
     mapped = True
     if file is not None and file.mapping != ColumnMapping():
         yield (effect := look("mapping", lambda: checks.mapped(file)))
-        mapped = effect.passes  # else the data fails by the same sentence
+        mapped = effect.passes  # else the data fails with the same sentence
     if run_file is not None:
         played = look("many machines", lambda: checks.for_many_machines(run_file))
         yield played

@@ -32,7 +32,7 @@ LOOK, HEARD = 5.0, 15.0  # seconds; its server speaks to a site at least every t
 
 
 class Executor(FlareExecutor):
-    """Plays a silo's role.
+    """Runs a silo's role.
 
     told: the shared settings, as TOML. digest: of them. made: the moment at which the job was made.
     """
@@ -41,7 +41,7 @@ class Executor(FlareExecutor):
         super().__init__()
         self._text, self._digest, self._made = told, digest, made
         self._worker: SiteWorker | None = None
-        self._holder: Path | None = None  # in the site's folder, which this process holds
+        self._holder: Path | None = None  # in the site's folder, which this process locks
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Make the worker when the job starts, and close it when it ends."""
@@ -59,7 +59,7 @@ class Executor(FlareExecutor):
         return make_reply(ReturnCode.TASK_UNKNOWN)
 
     def _look_after(self, worker: SiteWorker) -> None:
-        """Mark the held folder while the server speaks; end this process once it has been silent for long."""
+        """Mark the locked folder while the server speaks; end this process once it has been silent for long."""
         while not worker.ended.is_set():
             time.sleep(LOOK)
             silent = time.monotonic() - worker.last_heard
@@ -67,7 +67,7 @@ class Executor(FlareExecutor):
                 self._holder.touch()
             if silent > SILENCE:
                 log.warning("the server has sent nothing for %g s; this job ends", SILENCE)
-                os._exit(0)  # FLARE's own threads would hold the process; what is kept is on disk, whole
+                os._exit(0)  # FLARE's own threads would keep the process; all state is on disk, whole
 
     def _site(self, folder: Path, name: str) -> Site:
         check_job(self._text, self._digest)
@@ -81,10 +81,7 @@ class Executor(FlareExecutor):
 
 
 def file_of(folder: Path) -> SiloFile:
-    """Return the silo.toml that a kit's local folder names, as `moretta join` was asked to change it.
-
-    Raises `moretta.errors.ParameterError` where it names none.
-    """
+    """Return the silo.toml of a kit's local folder, changed by `moretta join`. Raises ParameterError without one."""
     try:
         content = json.loads((folder / SILO).read_text())
         path = Path(content["silo"])

@@ -21,7 +21,7 @@ META, SERVER, SITE = "meta.json", "moretta-server", "moretta-site"
 OF_SERVER, OF_SITE = f"{SERVER}/config/config_fed_server.json", f"{SITE}/config/config_fed_client.json"
 _PURPOSE = "job of the server"
 PLAYED = "moretta-played.txt"  # in the local folder of a server's kit
-OF_FLARE = ".__nvfl_"  # begins the names of files that FLARE adds to a job that it signs
+OF_FLARE = ".__nvfl_"  # the start of names of files that FLARE adds to a job that it signs
 _PLAIN: Mapping[str, Any] = {
     "format_version": 2,
     "task_data_filters": [],
@@ -76,7 +76,7 @@ def write_job(run_file: RunFile, folder: Path, identity: Identity, **controller:
         {
             "name": run_file.run.name,
             "resource_spec": {},
-            # No mandatory client: FLARE would end the job with any that it takes for gone.
+            # No mandatory client: FLARE would end the job with any that it considers gone.
             "min_clients": 1,
             "deploy_map": {SERVER: ["server"], SITE: names},
         },

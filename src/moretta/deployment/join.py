@@ -1,7 +1,7 @@
 """`moretta join`: patch a startup kit, wait for the server, start FLARE's client, and report its progress.
 
 FLARE's client outlives a job, and ends when `moretta serve` ends its server after a run. Then the command waits for the
-server's next run and starts another client, until somebody ends it.
+server's next run and starts another client, until its operator ends it.
 """
 
 import json
@@ -94,9 +94,9 @@ def join(
 
     Raises:
         moretta.errors.ParameterError: a kit, a silo.toml, keys or rows are wrong or do not fit, the clock is outside
-            the certificate's dates, or the server belongs to another federation.
+        the certificate's dates, or the server belongs to another federation.
         moretta.errors.RunFailed: FLARE's client ends without an interrupt.
-        KeyboardInterrupt: the interrupt comes before a run has ended, or within a run.
+        KeyboardInterrupt: the interrupt arrives before a run has ended, or within a run.
     """
     began = time.time()
     file = silo_file.load(silo)
@@ -192,17 +192,17 @@ def _wait_for_server(kit: Path, say: Say) -> None:
 def _watch(
     client: processes.Parent, kit: Path, site: Iterator[list[bytes]], flare: Iterator[list[bytes]], say: Say
 ) -> None:
-    """Report the site's log (`Voice`) until the client ends, and warn where another has joined by the same kit.
+    """Report the site's log (`Voice`) until the client ends, and warn if another joined by the same kit.
 
     site, flare: the new lines of their logs.
     """
     host, port = kits.address_of(kit)
-    again = f"=> {host}:{port}] is created: PID: {client.pid}".encode()  # what FLARE logs when this process connects
+    again = f"=> {host}:{port}] is created: PID: {client.pid}".encode()  # FLARE's log line when this process connects
     connected: deque[float] = deque(maxlen=OFTEN)
     warned, why = False, TWICE
     ended, voice = False, Voice(say)
     while not ended:
-        ended = client.poll() is not None  # before its last words are read
+        ended = client.poll() is not None  # before its last lines are read
         for line in next(site):
             voice.hear(line.decode(errors="replace"))
         voice.speak()
@@ -230,12 +230,12 @@ class Voice:
         self._wrong, self._again = set[str](), False
 
     def hear(self, line: str) -> None:
-        """Restore a line of the log."""
+        """Handle a line of the log."""
         level, what = match.groups() if (match := LOGGED.match(line)) else ("", line)
         if what.startswith("round "):
             self._round = line
             return
-        if level:  # other lines continue the one before
+        if level:  # other lines continue the previous one
             known, wrong = TICKET.sub("", what), level in ("WARNING", "ERROR")
             closed = CLOSED in known and any("takes no part" in wrong for wrong in self._wrong)  # already reported
             self._again = wrong and (known in self._wrong or closed)

@@ -33,7 +33,7 @@ from moretta.engines.flare.signing import Trust
 from moretta.errors import ParameterError, PeerError
 from moretta.secure_aggregation.identity import KEY_FILE, Identity, Roster, fingerprint, parse_server_keys
 
-SILO = "moretta.json"  # in local/: at a site where its silo.toml is, at the server where its key is
+SILO = "moretta.json"  # in local/: the place of a site's silo.toml, or of the server's key
 SERVER_KEY = "moretta-server.pub"  # in local/ of a site: the server's public key, a line, or two while it changes
 NONE_PINNED = (
     "no key of the server is pinned here, so anybody could pose as it: have its operator run moretta keys show KITS, "
@@ -42,7 +42,7 @@ NONE_PINNED = (
 
 
 def pinned(file: SiloFile, local: Path) -> tuple[tuple[bytes, ...], str]:
-    """Return the keys that a site has pinned, perhaps none, and their origin.
+    """Return a site's pinned keys, may be empty, and their origin.
 
     local: of the site's kit. Raises `moretta.errors.ParameterError` for a damaged file of keys.
     """
@@ -56,7 +56,7 @@ def pinned(file: SiloFile, local: Path) -> tuple[tuple[bytes, ...], str]:
 def trust_of(file: SiloFile, local: Path) -> Trust:
     """Return the keys by which a site checks and opens messages: the server's pinned keys, and its own.
 
-    Raises `moretta.errors.PeerError` where no key is pinned, and `moretta.errors.ParameterError` for a damaged file.
+    Raises `moretta.errors.PeerError` without a pinned key, and `moretta.errors.ParameterError` for a damaged file.
     """
     keys, _ = pinned(file, local)
     if not keys:
@@ -66,7 +66,7 @@ def trust_of(file: SiloFile, local: Path) -> Trust:
 
 
 def check_listed(identity: Identity, roster: Roster | None) -> None:
-    """Raise `moretta.errors.ParameterError` where a roster names the server's keys, without this one."""
+    """Raise `moretta.errors.ParameterError` if a roster names the server's keys, without this one."""
     if roster is not None and roster.server and identity.public_key not in roster.server:
         raise ParameterError(
             f"the roster lists {' and '.join(map(fingerprint, roster.server))} as the server's key, and this server's "
@@ -75,10 +75,7 @@ def check_listed(identity: Identity, roster: Roster | None) -> None:
 
 
 def server_keys(local: Path) -> tuple[bytes, ...]:
-    """Return the server's public keys in the local folder of a site's kit, perhaps none.
-
-    Raises ParameterError for a file with other content.
-    """
+    """Return the server's public keys of a site's local folder, may be empty. Raises ParameterError for bad ones."""
     path = local / SERVER_KEY
     try:
         lines = path.read_text().splitlines() if path.exists() else []
@@ -91,10 +88,7 @@ def server_keys(local: Path) -> tuple[bytes, ...]:
 
 
 def identity_of(local: Path) -> Identity:
-    """Return the server's own key: the one that the local folder of its kit names, else the one beside the kit.
-
-    Raises ParameterError without either.
-    """
+    """Return the server's own key, which its local folder names, or beside the kit. Raises ParameterError without."""
     beside = local.resolve().parent.parent / KEY_FILE
     path = (load_json(local / SILO) if (local / SILO).exists() else {}).get("identity", str(beside))
     if not isinstance(path, str) or (path == str(beside) and not beside.exists()):
@@ -142,7 +136,7 @@ class Certificates:
 
 
 def name_of(kit: Path) -> str:
-    """Return the name of the party that a kit is for: a site's, "server", or the administrator's."""
+    """Return the name of a kit's party: a site's, "server", or the administrator's."""
     kind = kind_of(kit)
     if kind == "server":
         return "server"
@@ -165,7 +159,7 @@ def for_trials(kit: Path) -> bool:
 
 
 def address_of(kit: Path) -> tuple[str, int]:
-    """Return host and port of the server that a kit belongs to."""
+    """Return host and port of a kit's server."""
     kind, startup = kind_of(kit), _startup(kit)
     if kind == "admin":
         return str(startup["admin"]["host"]), int(startup["admin"]["port"])
@@ -179,7 +173,7 @@ def organisation_of(kit: Path) -> str:
 
 
 def certificates_of(kit: Path) -> Certificates:
-    """Return where a kit keeps its certificate, its private key and the root's certificate."""
+    """Return the places of a kit's certificate, its private key and the root's certificate."""
     kind, startup = kind_of(kit), _startup(kit)
     if kind == "admin":
         section, keys = startup["admin"], ("client_cert", "client_key", "ca_cert")
@@ -212,7 +206,7 @@ def resources(kit: Path) -> dict[str, Any]:
 
 
 def write(path: Path, content: Mapping[str, Any] | str) -> None:
-    """Write a file of a kit, with the permissions that it has. Raises ParameterError where it cannot be written."""
+    """Write a file of a kit, with its present permissions. Raises ParameterError if it is not writable."""
     try:
         mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
         write_atomically(path, content.encode() if isinstance(content, str) else dump(content), mode)
@@ -221,17 +215,17 @@ def write(path: Path, content: Mapping[str, Any] | str) -> None:
 
 
 def dump(content: Mapping[str, Any]) -> bytes:
-    """Return JSON as the files of a kit hold it."""
+    """Return JSON in the form of a kit's files."""
     return (json.dumps(content, indent=2) + "\n").encode()
 
 
 def subject(kit: Path) -> str:
-    """Return the name that a kit's certificate is for."""
+    """Return the name in a kit's certificate."""
     return _named_in(chain_in(certificates_of(kit).certificate)[0], NameOID.COMMON_NAME)
 
 
 def chain_in(path: Path) -> list[x509.Certificate]:
-    """Read a certificate, and those of its issuers below the root, where they follow it."""
+    """Read a certificate, and those of its issuers below the root, if they follow it."""
     try:
         return x509.load_pem_x509_certificates(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -244,7 +238,7 @@ def _named_in(certificate: x509.Certificate, attribute: x509.ObjectIdentifier) -
 
 
 def check_certificates(kit: Path, now: datetime | None = None) -> None:
-    """Raise ParameterError where FLARE would fail at a kit's certificate.
+    """Raise ParameterError if FLARE would fail at a kit's certificate.
 
     The certificate is valid at `now` (with a time zone; else the clock's), issued by the kit's root, for the kit's key
     and, at a site, for the kit's name.

@@ -17,7 +17,7 @@ from moretta.deployment import kits
 from moretta.engines.files import write_atomically
 from moretta.errors import MissingExtra
 
-MALLOC = {"MALLOC_ARENA_MAX": "4"}  # as the start scripts of FLARE do
+MALLOC = {"MALLOC_ARENA_MAX": "4"}  # as in FLARE's start scripts
 MARK = "MORETTA_FAMILY"  # in the environment, which only job processes inherit
 STEP = 0.05  # seconds between two looks at ending processes
 
@@ -29,10 +29,7 @@ class Parent(subprocess.Popen[bytes]):
 
 
 def require(extra: str = "flare") -> None:
-    """Raise MissingExtra where FLARE is not installed; its processes would only end with a stack trace in a log.
-
-    extra: Moretta's extra that installs it.
-    """
+    """Raise MissingExtra, naming the extra, without FLARE, whose processes would end with a stack trace."""
     if importlib.util.find_spec("nvflare") is None:
         raise MissingExtra(f"this command needs nvflare; install it by: pip install 'moretta[{extra}]'")
 
@@ -40,8 +37,8 @@ def require(extra: str = "flare") -> None:
 def start(kit: Path, log: Path, env: Mapping[str, str] | None = None) -> Parent:
     """Start the server or the site of a kit; its output and its job processes' is appended to `log`.
 
-    env: instead of this process's own. The process leads its own session, so that ^C here does not reach it.
-    Raises ParameterError as `kits.check_certificates`, and where FLARE is not installed.
+    env: replaces this process's own. The process leads its own session, so that ^C here does not reach it. Raises
+    ParameterError as `kits.check_certificates`, and without FLARE.
     """
     require()
     kits.check_certificates(kit)
@@ -49,7 +46,7 @@ def start(kit: Path, log: Path, env: Mapping[str, str] | None = None) -> Parent:
     kit = kit.resolve()
     words = [sys.executable, "-u", "-m", f"nvflare.private.fed.app.{kind}.{kind}_train", "-m", str(kit)]
     words += ["-s", f"fed_{kind}.json", "--set", "secure_train=true"]
-    # By its heartbeat the server knows that a site is there again: each 2 seconds, not 10.
+    # The server recognises a returned site by its heartbeat: every 2 seconds, not 10.
     words += [f"uid={kits.name_of(kit)}", "heart_beat_interval=2"] if kind == "client" else []
     words += [f"org={kits.organisation_of(kit)}", "config_folder=config"]
     (kit / "transfer").mkdir(mode=0o700, exist_ok=True)

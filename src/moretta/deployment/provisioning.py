@@ -1,4 +1,4 @@
-"""Startup kits made and patched: of a server, of one administrator, and of sites.
+"""Startup kits, made and patched: of a server, of one administrator, and of sites.
 
     KITS/server/  admin/  kits.json  identity.key  identity.pub     always; identity.key is the server's, in no kit
     KITS/<site>/                    for trials, by `moretta serve`: with a private key made here, and marked so
@@ -30,7 +30,7 @@ from moretta.secure_aggregation.identity import (
     read_public_key,
 )
 
-CONTROLLER = "moretta.deployment.controller.Controller"  # what a job may make at a server, and at a site
+CONTROLLER = "moretta.deployment.controller.Controller"  # the class that a job may make at a server, and at a site
 EXECUTOR = "moretta.deployment.executor.Executor"
 LAUNCHER_ID = "process_launcher"
 LAUNCHER = "moretta.engines.flare.launcher.Launcher"
@@ -62,7 +62,7 @@ def patch(kit: Path, silo: Path | None = None, server_key: Sequence[str] = ()) -
 
 
 def lacks(kit: Path, silo: Path | None = None) -> list[str]:
-    """Return what `patch` would change, and change nothing. Raises ParameterError where `patch` would."""
+    """Return the changes of `patch`, without making them. Raises ParameterError as `patch`."""
     return _changes(kit, silo)[1]
 
 
@@ -111,7 +111,7 @@ def _allow(resources: dict[str, Any], class_path: str) -> list[str]:
     allowed = list(resources.get("class_allow_list", []))
     kept = [
         each for each in allowed if each == class_path or each.partition(".")[0] != "moretta"
-    ]  # once it was "moretta."
+    ]  # an earlier version had "moretta."
     if class_path not in allowed and "*" not in allowed:
         kept.append(class_path)
     if kept == allowed:
@@ -162,15 +162,15 @@ def _keep_jobs(resources: dict[str, Any], kit: Path) -> list[str]:
     return ["Jobs and snapshots are kept in the kit, since the folder named for them is gone (resources.json)."]
 
 
-# The making of kits
+# Creation of kits
 
 PROJECT = "moretta"
-ADMIN = "admin@moretta.org"  # FLARE wants the form of an address; nobody writes to it
+ADMIN = "admin@moretta.org"  # FLARE requires the form of an address; no mail is sent to it
 ORGANISATION = "moretta"
 MANIFEST = "kits.json"
 AUTHORITY, ROOT_KEY, ROOT = "authority", "root.key", "rootCA.pem"
 ROOT_DAYS = 3650  # of a root that signs requests; its certificates end after 360 days, as all of FLARE's
-AT_SITES = "sites"  # in the manifest, as where keys are made
+AT_SITES = "sites"  # in the manifest, as the place where keys are made
 LONGEST_HOST = 64  # characters of a common name
 TRIAL_TEXT = """This kit is for trials.
 
@@ -178,17 +178,17 @@ Its private key was made on the server's machine, and not at the site. Anyone wh
 saw this kit on its way, could pose as the site. Between organisations the site makes its own key, which nobody else
 sees: moretta join KIT --silo silo.toml --request (docs/deploy.md).
 """
-SHARED_STORAGE = "/tmp/nvflare/"  # FLARE's default: every server of a machine, and every user of it, would share it
-HEARTBEATS = 30  # seconds without a site's heartbeat (one each 10) after which it counts as gone; FLARE's own are 600
+SHARED_STORAGE = "/tmp/nvflare/"  # FLARE's default, which all servers and users of a machine would share
+HEARTBEATS = 30  # seconds without a site's heartbeat (every 10) after which it counts as gone; FLARE's default is 600
 SCHEDULING = {"min_schedule_interval": 1.0, "max_schedule_interval": 2.0, "max_schedule_count": 100_000}  # seconds
 
 
 def provision(out: Path, host: str, port: int, sites: Sequence[str]) -> Kits:
-    """Make the kits of a server, of each site and of one administrator in `out`, or find existing ones.
+    """Make the kits of a server, of each site and of one administrator in `out`, or return existing ones.
 
-    The server's key, which signs its messages, is in `out` too and in no kit; each site's kit has its public half.
-    Kits made here are for trials, and marked so: they hold the sites' private keys. The key of the root is not kept, so
-    a later site needs new kits for everybody. Kits of `provision_authority` serve any sites, which make their own.
+    The server's key, which signs its messages, is in `out` too and in no kit; each site's kit has its public half. Kits
+    made here are for trials, and marked so: they hold the sites' private keys. The key of the root is not kept, so a
+    later site needs new kits for all. Kits of `provision_authority` serve any sites, which make their own.
 
     Args:
         host: the name or IPv4 address by which the sites reach the server; its certificate is for it and localhost.
@@ -201,7 +201,7 @@ def provision(out: Path, host: str, port: int, sites: Sequence[str]) -> Kits:
     manifest = {"host": host, "port": port, "sites": list(sites)}
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         _check_same(out, manifest)
-        if not (out / KEY_FILE).exists():  # kits of a version that had none
+        if not (out / KEY_FILE).exists():  # kits of a version without one
             _make_key(out, sites)
     elif not sites:
         raise ParameterError("kits need at least one site, got none")
@@ -211,9 +211,9 @@ def provision(out: Path, host: str, port: int, sites: Sequence[str]) -> Kits:
 
 
 def provision_authority(out: Path, host: str, port: int) -> Kits:
-    """Make the kits of a server and of one administrator in a new folder, and keep the root's key to sign requests by.
+    """Make the kits of a server and of one administrator in a new folder, and keep the root's key for requests.
 
-    host, port: as in `provision`. Raises ParameterError as that does, and where `out` is not empty.
+    host, port: as in `provision`. Raises ParameterError as that does, and if `out` is not empty.
     """
     check_unused(out, ", and kits are never overwritten: name a new folder")
     _make(out, {"host": host, "port": port, "keys": AT_SITES})
@@ -223,7 +223,7 @@ def provision_authority(out: Path, host: str, port: int) -> Kits:
 def provision_site(folder: Path, name: str, host: str, port: int) -> Path:
     """Make the kit of a site below a folder, without key and certificates, and return its path.
 
-    FLARE's start scripts and what the site allows come from this machine, and not from the server.
+    FLARE's start scripts and the site's permissions are from this machine, and not from the server.
     """
     from nvflare.lighter.constants import CtxKey
 
@@ -357,7 +357,7 @@ def _tune(made: Path, kit: Path) -> None:
 
 
 def _restrict(made: Path) -> None:
-    """Let a site run Moretta's jobs and nothing else: no other class, no code that a job brings, no shell.
+    """Let a site run Moretta's jobs and nothing else: no other class, no code of a job, no shell.
 
     The administrator of these kits is the server's, whom a site does not trust with its machine.
     """

@@ -1,7 +1,7 @@
 """`moretta serve`: make kits, run FLARE's server, submit the job, and follow it to the run's end.
 
 <out>          the run folder, as `moretta train` writes it
-<out>-kits/    startup kits: one a site, for trials, to be handed over; the server's; the administrator's. In no
+<out>-kits/    startup kits: one per site, for trials, to be handed over; the server's; the administrator's. In no
                kit: identity.key, which signs the server's messages. `moretta kit new` makes no sites' kits
 <out>-serve/   the job, the server's log, the process id of the server
 """
@@ -94,10 +94,7 @@ def serve(
 
 
 def _kits(run_file: RunFile, places: Places, host: str, port: int, names: Sequence[str], say: Say) -> kits.Kits:
-    """Make or find the kits, and report what to do with them.
-
-    Raises `moretta.errors.ParameterError` where sites would not accept the server's key.
-    """
+    """Make or reuse the kits, and report their next steps. Raises ParameterError if sites would not accept the key."""
     made, keyless = not places.kits.exists(), not (places.kits / KEY_FILE).exists()
     kit = provisioning.provision(places.kits, host, port, names)
     server_connection.check_port(port)
@@ -161,10 +158,7 @@ class _Serving:
             yield administrator
 
     def wait_for_sites(self, administrator: Administrator, wait: float) -> None:
-        """Wait until all sites are connected; after `wait` seconds continue with enough of them.
-
-        A later site takes no part.
-        """
+        """Wait until all sites are connected, or after `wait` seconds enough of them; later sites take no part."""
         names, until, reported = self.names, time.monotonic() + wait, None
         while True:
             if self.server.poll() is not None:
@@ -193,7 +187,7 @@ class _Serving:
         self.say(f"continuing without {', '.join(missing)}, which did not connect within {wait:g} s")
 
     def submit(self, administrator: Administrator, *, resume: bool) -> str:
-        """Hand the run to the server as a job; return the job's id."""
+        """Submit the run to the server as a job; return the job's id."""
         places, folder = self.places, self.places.work / "job"
         places.status.unlink(missing_ok=True)
         arguments: dict[str, str | bool | float] = {
@@ -206,7 +200,7 @@ class _Serving:
         return administrator.submit(folder)
 
     def play(self, number: str) -> None:
-        """Follow the job; restart it from its checkpoint where its process dies. number: of the first in FLARE."""
+        """Follow the job; restart it from its checkpoint if its process dies. number: of the first in FLARE."""
         for attempt in range(TRIES + 1):
             if attempt > 0:
                 with logged_in(self.kit.admin) as administrator:
@@ -231,7 +225,7 @@ class _Serving:
         )
 
     def _follow(self) -> Mapping[str, Any] | None:
-        """Report rounds until the job reports its end; return that, or None where its process died silently."""
+        """Report rounds until the job reports its end; return that, or None if its process died silently."""
         seen = began = looked = time.monotonic()
         reported: Mapping[str, Any] | None = None
         while True:

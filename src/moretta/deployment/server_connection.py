@@ -25,13 +25,13 @@ from urllib.parse import unquote, urlsplit
 from moretta.deployment import kits
 from moretta.errors import MorettaError, ParameterError, RunFailed
 
-PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # gRPC takes the first that is set
+PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # gRPC uses the first that is set
 SPARED = ("no_grpc_proxy", "no_proxy")  # likewise
 UNREAD = ("all_proxy", *(name.upper() for name in (*PROXIES, "all_proxy")))  # other programs use these, but not gRPC
 HTTPS = 443  # gRPC's port of a proxy that names none
 WAIT = 5.0  # seconds for a name to resolve, and for a connection
 STRAIGHT = 1.0  # seconds to try the way without the proxy
-TUNNEL = "Tunnel connection failed: "  # begins http.client's error with a proxy's answer
+TUNNEL = "Tunnel connection failed: "  # the start of http.client's error with a proxy's answer
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def without_proxy(host: str) -> str:
 
 
 def addresses(host: str, port: int) -> list[str]:
-    """Return the addresses of a name; empty where it does not resolve, or not in time."""
+    """Return the addresses of a name; empty if it does not resolve, or not in time."""
     places: list[str] = []
 
     def look() -> None:
@@ -91,7 +91,7 @@ def addresses(host: str, port: int) -> list[str]:
 
 
 def connect(host: str, port: int, wait: float) -> socket.socket:
-    """Open a connection by the same way as gRPC. Raises OSError, for `hindrance`."""
+    """Open a connection by gRPC's way. Raises OSError, for `hindrance`."""
     wait, proxy = min(wait, WAIT), proxy_to(host)
     if proxy is None:
         return socket.create_connection((host, port), wait)
@@ -108,7 +108,7 @@ def connect(host: str, port: int, wait: float) -> socket.socket:
 def hindrance(error: OSError, host: str, port: int) -> str:
     """Describe the obstacle between `connect` and a server, and the remedy.
 
-    Raises ParameterError where the server can be reached without the proxy.
+    Raises ParameterError if the server can be reached without the proxy.
     """
     proxy = proxy_to(host)
     what = f"cannot be reached ({error.strerror or error})"
@@ -142,7 +142,7 @@ def _unread(host: str) -> str:
 
 
 def carries(kit: Path, wait: float) -> str:
-    """Return "" where gRPC connects as FLARE's processes do, else its own message. wait: seconds."""
+    """Return "" if gRPC connects as FLARE's processes do, else its own message. wait: seconds."""
     import grpc
 
     files = kits.certificates_of(kit)
@@ -151,7 +151,7 @@ def carries(kit: Path, wait: float) -> str:
     with grpc.secure_channel(f"{host}:{port}", grpc.ssl_channel_credentials(root, key, certificate)) as channel:
         try:
             channel.unary_unary("/moretta/none")(b"", timeout=wait)
-        except grpc.RpcError as error:  # a reachable server answers that it has no such method
+        except grpc.RpcError as error:  # a reachable server replies that it has no such method
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                 return " ".join(str(error.details()).split()).replace(": ", ", ")
     return ""
@@ -159,7 +159,7 @@ def carries(kit: Path, wait: float) -> str:
 
 @contextlib.contextmanager
 def answering(kit: Path) -> Iterator[None]:
-    """Answer at the port of a server's kit in the place of FLARE's server."""
+    """Answer at the port of a server's kit instead of FLARE's server."""
     import grpc
 
     files = kits.certificates_of(kit)
@@ -183,7 +183,7 @@ APART, CLOSE = 2.1, 1.5  # seconds between two looks at a server's clock, which 
 
 
 def check_port(port: int) -> None:
-    """Raise ParameterError where a server could not listen at a port of this machine."""
+    """Raise ParameterError if a server could not listen at a port of this machine."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -196,7 +196,7 @@ def check_port(port: int) -> None:
 
 
 def resolve(kit: Path) -> str:
-    """Return the addresses of a kit's server in words. Raises RunFailed where its name, or its proxy's, is unknown."""
+    """Return the addresses of a kit's server in words. Raises RunFailed if its name, or its proxy's, is unknown."""
     host, port = kits.address_of(kit)
     proxy = proxy_to(host)
     name = host if proxy is None else proxy.host
@@ -211,7 +211,7 @@ def resolve(kit: Path) -> str:
 def reach(kit: Path, wait: float = LOGIN) -> None:
     """Open the connection of a site or an administrator to the server once; FLARE would try for ever in silence.
 
-    wait: seconds for the server to answer. Raises RunFailed without an answer, and ParameterError where the two do not
+    wait: seconds for the server to answer. Raises RunFailed without an answer, and ParameterError if the two do not
     accept each other's certificate.
     """
     kits.check_certificates(kit)
@@ -241,9 +241,9 @@ def reach_by_grpc(kit: Path, wait: float = WAIT) -> str:
 
 
 def own_address(kit: Path) -> str:
-    """Return where a server reaches itself by the name that sites use, as logins at FLARE's server also do.
+    """Return the address by which a server reaches itself under the name that sites use, as for logins.
 
-    Until FLARE's server runs, a stand-in answers. Raises ParameterError where it cannot be reached.
+    Until FLARE's server runs, a stand-in answers. Raises ParameterError if it cannot be reached.
     """
     kits.check_certificates(kit)
     host, port = kits.address_of(kit)
@@ -267,9 +267,8 @@ def own_address(kit: Path) -> str:
 def clock_of_server(kit: Path, wait: float = LOGIN) -> float | None:
     """Return by how many seconds the clock of a kit's server is ahead of this machine's; None: unknown.
 
-    Up to TLS 1.2 a server may begin its random bytes with its time in whole seconds (RFC 5246, 7.4.1.2), and gRPC's
-    does. Other servers' bytes there are random or constant and do not advance by the second, so two connections are
-    compared.
+    Up to TLS 1.2 a server may begin its random bytes with its time in whole seconds (RFC 5246, 7.4.1.2), as gRPC does.
+    Other servers' bytes there are random or constant and do not advance by the second, so two connections are compared.
     """
     host, port = kits.address_of(kit)
     differences = []
@@ -300,7 +299,7 @@ def _client_hello(host: str) -> bytes:
 
 
 def _away(kit: Path, wait: float) -> str:
-    """Try the server once: return "" where it answers, else why not. Raises ParameterError for a wrong certificate."""
+    """Try the server once: return "" if it answers, else why not. Raises ParameterError for a wrong certificate."""
     host, port = kits.address_of(kit)
     files, nobody = kits.certificates_of(kit), f"no server of this federation answers at {host}:{port}"
     context = ssl.create_default_context(cafile=str(files.root))
@@ -347,8 +346,8 @@ COMMAND = 15.0  # seconds for the server to answer a command; stopping sites tak
 def logged_in(admin_kit: Path, wait: float = LOGIN) -> "Iterator[Administrator]":
     """Log in once for several requests: a login takes FLARE more than a second.
 
-    wait: seconds for the server to answer. Raises ParameterError where it does not let this administrator in, and
-    RunFailed where it does not answer.
+    wait: seconds for the server to answer. Raises ParameterError if it does not admit this administrator, and RunFailed
+    without an answer.
     """
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
@@ -370,12 +369,12 @@ class Administrator:
         self._kit, self._session = admin_kit, session
 
     def submit(self, job: Path) -> str:
-        """Hand a folder that holds a job to the server; returns the job's id."""
+        """Submit a folder with a job to the server; return the job's id."""
         with self.asked() as session:
             return str(session.submit_job(str(job.resolve())))
 
     def abort(self, job: str) -> None:
-        """End a job at the server and all sites; one that has ended stays as it is."""
+        """End a job at the server and all sites; a finished one stays unchanged."""
         with self.asked() as session:
             session.abort_job(job)
 
@@ -385,7 +384,7 @@ class Administrator:
             return sorted(client.name for client in session.get_connected_client_list())
 
     def shut_down(self) -> None:
-        """End all sites and the server, whose process ends by itself soon after."""
+        """End all sites and the server, whose process ends soon after."""
         with self.asked() as session:
             session.shutdown("all", wait=False)
 

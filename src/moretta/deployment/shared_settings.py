@@ -61,12 +61,12 @@ def shared_sums(secure: SecureAggregation, who: str) -> str:
 
 
 def server_side(run_file: RunFile, out: Path) -> Federation:
-    """Return the federation as the server has it: every silo remote.
+    """Return the server's federation: every silo remote.
 
     Unless `[protocol] warm-start` names initial weights, they are drawn from the operating system and not from `[run]
-    seed`, which sites know. So where the protocol hides the model from silos (pbpfl), nobody can rebuild it, and two
-    runs of one seed over other silos do not begin with the same uploads. Confined starts (cgd) lie around a point that
-    all sites compute, so it follows from the seed. Raises `moretta.errors.ParameterError` for invalid settings.
+    seed`, which sites know. So if the protocol hides the model from silos (pbpfl), no silo can rebuild it, and two runs
+    of one seed over other silos do not begin with the same uploads. Confined starts (cgd) lie around a point that all
+    sites compute, so it follows from the seed. Raises `moretta.errors.ParameterError` for invalid settings.
     """
     from moretta.run.federation import Federation  # it needs torch, which may be absent at a site
     from moretta.run.inputs import RunRows
@@ -83,10 +83,10 @@ def server_side(run_file: RunFile, out: Path) -> Federation:
 
 
 def site_side(run_file: RunFile, site: SiloFile) -> Federation:
-    """Return the federation as one site has it: its own rows, and every other silo remote.
+    """Return a site's federation: its own rows, and every other silo remote.
 
-    run_file: as `moretta.deployment.site_policy.admit` returned it. Raises `moretta.errors.ParameterError` where the
-    site's file, its rows and the run do not fit each other.
+    run_file: from `moretta.deployment.site_policy.admit`. Raises `moretta.errors.ParameterError` if the site's file,
+    its rows and the run do not fit each other.
     """
     from moretta.run.federation import Federation
     from moretta.run.inputs import RunRows
@@ -98,7 +98,7 @@ def site_side(run_file: RunFile, site: SiloFile) -> Federation:
 
 
 def specification_at(run_file: RunFile, site: SiloFile) -> Specification:
-    """Return the specification as a site has it. An edge site imports no code that the run names."""
+    """Return a site's specification. An edge site imports no code that the run names."""
     own = {"device": site.limits.device, "insecure_secret_seed": site.silo.insecure_secret_seed}
     aggregation = site.with_keys(run_file.secure_aggregation)
     spec = _specification(run_file, own, aggregation, imports=not site.silo.edge)
@@ -110,7 +110,7 @@ def specification_at(run_file: RunFile, site: SiloFile) -> Specification:
 def silos_at(run_file: RunFile, site: SiloFile) -> tuple[list[Silo], tuple[str, ...]]:
     """Return the run's silos, the site's own with its rows and all others remote, and its columns' names.
 
-    Raises `moretta.errors.ParameterError` where its rows do not have the form that the run describes.
+    Raises `moretta.errors.ParameterError` if its rows do not have the form that the run describes.
     """
     name, silos = site.silo.name, {silo.name: silo for silo in silos_of(run_file)}
     mine = silos[name]
@@ -130,7 +130,7 @@ def silos_at(run_file: RunFile, site: SiloFile) -> tuple[list[Silo], tuple[str, 
 
 
 def _tested_on(silo: Silo, test: str, source: Source, expected: ExpectedRows) -> Silo:
-    """Return a silo with its own rows to score models on. source: of the rows that it trains on."""
+    """Return a silo with its own rows to score models on. source: of its training rows."""
     where = f"silo `{silo.name}`: [data] test"
     if silo.columns:
         raise ParameterError(f"{where} would hold back other rows than the other holders of its row do; remove it")
@@ -254,7 +254,7 @@ def _test_rows(run_file: RunFile) -> tuple[tuple[np.ndarray, np.ndarray] | None,
     if data.test is None:
         return None, None
     expected = _expected_rows(run_file)
-    if expected.image is not None:  # a server's own images come as arrays that it prepared
+    if expected.image is not None:  # a server's own images are arrays that it prepared
         expected = replace(expected, table=None, image=None)
     rows = read(Source(data.test, data.form, base=run_file.base), expected, "[data] test")
     return (rows.x, rows.y), Subjects(rows.ids, rows.groups)

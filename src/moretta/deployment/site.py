@@ -58,9 +58,8 @@ class EdgeRole:
     """The role of an edge site. silos: of the run, with the site's own rows.
 
     torch, model: of `moretta.deployment.site_policy.greet`; the process compares the graph's weights with the round's
-    hash. run_file: as returned by `moretta.deployment.site_policy.admit`.
-    Raises `moretta.errors.ParameterError` where the run, the site's file and its rows do not fit each other, and
-    `moretta.errors.MissingExtra` without ONNX Runtime.
+    hash. run_file: from `moretta.deployment.site_policy.admit`. Raises `moretta.errors.ParameterError` if the run, the
+    site's file and its rows do not fit each other, and `moretta.errors.MissingExtra` without ONNX Runtime.
     """
 
     def __init__(self, run_file: RunFile, file: SiloFile) -> None:
@@ -149,8 +148,8 @@ class Site:
     """One site, for `moretta.engines.flare.site_worker.SiteWorker`.
 
     file: its silo.toml. text: the shared settings, as TOML. certificate: the name in its startup kit's certificate.
-    Raises `moretta.errors.PolicyError` where the site does not admit the run (`moretta.deployment.site_policy`), before
-    a row is read, and `moretta.errors.ParameterError` where silo.toml, its rows and the run do not fit each other.
+    Raises `moretta.errors.PolicyError` if the site does not admit the run (`moretta.deployment.site_policy`), before a
+    row is read, and `moretta.errors.ParameterError` if silo.toml, its rows and the run do not fit each other.
     """
 
     def __init__(self, file: SiloFile, text: str, certificate: str) -> None:
@@ -183,9 +182,8 @@ class Site:
     def enter(self, hello: Hello) -> tuple[Client, Codec]:
         """Enter a run at its present round: build the role, and restore its kept state.
 
-        Raises `moretta.errors.PolicyError` where versions, shared settings or the model differ from the server's, or
-        the settings from those of an earlier session, and `moretta.errors.ParameterError` where its record of sums is
-        gone.
+        Raises `moretta.errors.PolicyError` if versions, shared settings or the model differ from the server's, or the
+        settings from those of an earlier session, and `moretta.errors.ParameterError` if its record of sums is gone.
         """
         if self._roster is not None:
             self._roster.check_identity(self.name, self._key)
@@ -321,7 +319,7 @@ def log_to(path: Path) -> None:
 
 
 def pack_released(inputs: Mapping[str, object], tensors: Tensors) -> bytes:
-    """Return a released model and the meaning of its inputs, as `Site.end` takes them."""
+    """Return a released model and the meaning of its inputs in the form of `Site.end`."""
     text = json.dumps(inputs).encode()
     arrays = {name: np.ascontiguousarray(value).reshape(value.shape) for name, value in tensors.items()}
     return len(text).to_bytes(4, "little") + text + save(arrays)

@@ -1,11 +1,10 @@
 """The limits of a server's power over this site's machine. Read it from top to bottom: nothing else refuses a run.
 
-A run comes as text that the server wrote (`admit`). A rule is a function of that run and of the site's silo.toml. It
-raises `moretta.errors.PolicyError`, whose sentence the server receives in full, because it follows from the text alone.
-No rule reads a row. Code that reads rows comes later, and sends the server one word
-(`moretta.engines.flare.site_worker`).
+A run arrives as the server's text (`admit`). A rule is a function of that run and of the site's silo.toml. It raises
+`moretta.errors.PolicyError`, whose sentence the server receives in full, because it follows from the text alone. No
+rule reads a row. Code that reads rows runs later, and sends the server one word (`moretta.engines.flare.site_worker`).
 
-A run's further demands come with its hello (`greet`) and its model (`fitting_model`).
+A run's further demands are in its hello (`greet`) and its model (`fitting_model`).
 """
 
 from __future__ import annotations
@@ -198,11 +197,11 @@ def permitted_sums(text: str, players: Participation, site: SiloFile) -> SecureA
 
     Args:
         text: [secure-aggregation] of the run, as TOML.
-        players: the run's silos, and how many of them play a round.
+        players: the run's silos, and the number of them in a round.
         site: its silo.toml.
 
     Raises:
-        PolicyError: the text is no such section, or its sums hide less than silo.toml asks for.
+        PolicyError: the text is no such section, or its sums hide less than silo.toml requires.
         ParameterError: silo.toml names a roster that cannot be read.
     """
     with _refusing():
@@ -256,9 +255,9 @@ def within_budget(noise: Privacy | None, site: SiloFile) -> None:
 
 
 def one_run(run_id: str, run: RunFile, answers: Answers) -> None:
-    """Refuse other settings than those that a run was begun with here. answers: what the site answers once.
+    """Refuse settings other than those at the run's start here. answers: what the site answers once.
 
-    Else a server that resumes with another `[run] seed`, say, had a second sum of a take, of other rows.
+    Otherwise a server that resumes with another `[run] seed`, say, had a second sum of a take, of other rows.
     """
     if not answers.hold(run_id, "settings", run_files.digest(run)):
         raise PolicyError(
@@ -276,7 +275,7 @@ def charge(run_id: str, run: RunFile, site: SiloFile) -> None:
     noise, floor = run.protocol.privacy, site.privacy
     if noise is None or noise.most is None:
         return
-    # A server may use an id again: with other settings, whose releases are not counted together, it is another run.
+    # A server may reuse an id: with other settings, whose releases are not counted together, it is another run.
     settings = json.dumps(pinned_settings(run), sort_keys=True, default=str)
     before, key = spent_by(site), f"{run_id}-{hashlib.sha256(settings.encode()).hexdigest()[:16]}"
     total = sum(before.values())

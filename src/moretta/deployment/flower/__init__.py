@@ -17,11 +17,11 @@ follows a lost silo. This folder carries their messages in Flower's.
 
 A ClientApp is a process for each message, and in a simulation any actor answers. So between messages a site keeps the
 origin of its role: two roots of 32 bytes from the operating system (one for each set-up, one for each upload), and the
-messages that it received. They lie in Flower's `context.state`, which a SuperNode holds in memory. Actions that may
-happen only once are recorded in the site's folder beforehand. A process that answers again, such as an actor, has kept
-the seeds that a set-up led to; it looks them up by a digest of the root and the messages, so another state has others.
+received messages. They are in Flower's `context.state`, which a SuperNode holds in memory. Actions that may happen only
+once are recorded in the site's folder beforehand. A process that answers again, such as an actor, has kept the seeds of
+a set-up; it looks them up by a digest of the root and the messages, so another state has others.
 
-**Threat model**: that of `moretta.secure_aggregation`. In addition, Flower runs at a site the app that the starter of
-the run has uploaded. Another app may omit this mod, or read its memory. A site that does not trust the server accepts
-apps of named authors only (``flower-supernode --trusted-entities``).
+**Threat model**: that of `moretta.secure_aggregation`. In addition, a site runs the app that the starter of the run has
+uploaded. Another app may omit this mod, or read its memory. A site that does not trust the server accepts apps of named
+authors only (``flower-supernode --trusted-entities``).
 """

@@ -13,7 +13,7 @@ from moretta.secure_aggregation.schemes import MESSAGES as SUM_MESSAGES
 from moretta.secure_aggregation.secure_sum import AskSum
 from moretta.secure_aggregation.sums import message_digest
 
-SLOTS = 64  # numbers of metrics that a site may upload; the names come with the upload, so the server plans for all
+SLOTS = 64  # numbers of metrics that a site may upload; the names travel with the upload, so the server plans for all
 ARRAY, METRICS = "array/", "metrics"  # the tensors of a sum: one for each of the app's arrays, and one for all metrics
 
 
@@ -46,8 +46,8 @@ class SumTerms(Message):
         most_weight: a bound of all silos' examples together.
         weighted_by: the metric that counts a silo's examples.
 
-    Their digest is in every mask's label, so silos with other terms do not add up: else a server could name another
-    metric to one silo, whose weight would outdo all others'.
+    Their digest is in every mask's label, so silos with other terms do not add up. Otherwise a server could name
+    another metric to one silo, whose weight would exceed all others'.
     """
 
     settings: str

@@ -16,7 +16,7 @@ from moretta.errors import MorettaError
 from moretta.secure_aggregation.plain import PlainUpload
 from moretta.secure_aggregation.secure_sum import CODEC, AskSum
 
-NOT_AUDITED = (*MESSAGES, Spent)  # they say nothing of numbers
+NOT_AUDITED = (*MESSAGES, Spent)  # they contain no numbers
 
 
 def record_views(folder: str | Path, weighted_by: str = "num-examples") -> Mod:
@@ -27,7 +27,7 @@ def record_views(folder: str | Path, weighted_by: str = "num-examples") -> Mod:
 
     Args:
         folder: for the views of all clients of one run, which `moretta audit --views` reads.
-        weighted_by: the metric that says how many examples a client has.
+        weighted_by: the metric that counts a client's examples.
     """
     where = Path(folder) / "views"
 
@@ -48,7 +48,7 @@ def record_views(folder: str | Path, weighted_by: str = "num-examples") -> Mod:
                 views.Seen(way, "server", CODEC.encode(part)) for way, part in kept if not isinstance(part, NOT_AUDITED)
             ]
             views.note(where, silo_of(context).silo.name, now.round, seen)
-        except MorettaError as error:  # the run goes on as it would without this
+        except MorettaError as error:  # the run continues without it
             log.error("Moretta: this message is in no view: %s", error)
         return reply
 

@@ -9,7 +9,7 @@ from moretta.deployment.flower.messages import CODEC
 from moretta.secure_aggregation.keystream import encode_parts
 
 RECORD = "moretta"  # the record of a Flower message that holds ours
-SERIALISED = "moretta.message"  # how an array of it is to be read: by `CODEC`
+SERIALISED = "moretta.message"  # the encoding of its arrays: by `CODEC`
 
 
 def packed(*messages: OwnMessage) -> ArrayRecord:
@@ -19,7 +19,7 @@ def packed(*messages: OwnMessage) -> ArrayRecord:
 
 
 def unpacked(content: RecordDict) -> list[OwnMessage]:
-    """Return the messages of a Flower message, none if it holds none. Raises `moretta.errors.CodecError`."""
+    """Return the messages of a Flower message, may be none. Raises `moretta.errors.CodecError`."""
     record = content.get(RECORD)
     if not isinstance(record, ArrayRecord):
         return []
@@ -27,10 +27,10 @@ def unpacked(content: RecordDict) -> list[OwnMessage]:
 
 
 def question_digest(message: Message, context: Context) -> bytes:
-    """Return SHA-256 of all that an app's answer may follow from and the server chooses, without our own record.
+    """Return SHA-256 of all that the server chooses and an app's answer may follow from, without our own record.
 
-    It has the function that the message calls, the run's configuration, and all records in their order: an app may read
-    arrays without their names.
+    It contains the function that the message calls, the run's configuration, and all records in their order: an app may
+    read arrays without their names.
     """
     where, config = message.metadata, sorted(context.run_config.items())
     digest = hashlib.sha256(encode_parts("question", where.message_type, where.group_id, repr(config)))

@@ -37,7 +37,7 @@ from moretta.secure_aggregation.sums import Sum, as_summed
 METRIC_LIMIT = 2.0**16  # the largest metric
 WHOLE_LIMITS = {64: 2.0**31, 32: 2.0**16}  # the largest entry of an array of whole numbers, by the ring's bits
 WAIT = 60.0  # seconds that a round waits for silos that it needs
-HELLO = 600.0  # seconds that a node has to send its name
+HELLO = 600.0  # seconds for a node to send its name
 MOST_TOLD = 300  # characters of a node's error
 STEP = 1.0  # seconds between two looks at connected nodes
 SOONEST, LATEST = 0.01, 3.0  # seconds between two looks for replies
@@ -50,7 +50,7 @@ class SecureFedAvg(FedAvg):  # type: ignore[misc]  # Flower need not be installe
     """Flower's FedAvg, whose server learns the weighted means of arrays and metrics, and no client's own.
 
     Each ClientApp needs ``mods=[moretta.flower.secure_sum()]``. Clients that are lost or refuse are left out, as long
-    as enough are left; otherwise the round is lost and the model stays as it is.
+    as enough are left; otherwise the round is lost and the model stays unchanged.
 
     Args:
         args, options: as of Flower's FedAvg. `fraction_evaluate` is 0 or as `fraction_train`.
@@ -79,13 +79,13 @@ class SecureFedAvg(FedAvg):  # type: ignore[misc]  # Flower need not be installe
             )
 
     def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, *args: Any, **options: Any) -> Result:
-        """Execute the strategy, as Flower's class does. Raises `moretta.errors.RunFailed` where sums cannot go on."""
-        log.parent = logging.getLogger("flwr")  # so that it is shown where Flower's own log is
+        """Execute the strategy, as Flower's class does. Raises `moretta.errors.RunFailed` if sums cannot continue."""
+        log.parent = logging.getLogger("flwr")  # shown beside Flower's own log
         return super().start(SummingGrid(grid, self, num_rounds), initial_arrays, num_rounds, *args, **options)
 
 
 class SummingGrid:
-    """A Grid that gives a strategy one reply, all clients' mean. Everything else goes to Flower's Grid."""
+    """A Grid that gives a strategy one reply, all clients' mean. Other calls pass to Flower's Grid."""
 
     def __init__(self, grid: Grid, strategy: SecureFedAvg, rounds: int) -> None:
         self._grid, self._strategy, self._phases = grid, strategy, rounds
@@ -108,7 +108,7 @@ class SummingGrid:
     def send_and_receive(
         self, messages: Iterable[FlowerMessage], *, timeout: float | None = None
     ) -> Iterable[FlowerMessage]:
-        """Carry out the secure sum that these messages ask for; return one reply with its means, or none."""
+        """Carry out the secure sum that these messages request; return one reply with its means, or none."""
         asked = list(messages)
         if not asked:
             return []
@@ -161,7 +161,7 @@ class SummingGrid:
 
 
 def _sent(asked: FlowerMessage) -> ArrayRecord:
-    """Return the arrays that silos train and return; none for an evaluation."""
+    """Return the arrays that silos train and return; empty for an evaluation."""
     trains = asked.metadata.message_type == MessageType.TRAIN
     return next(iter(asked.content.array_records.values())) if trains else ArrayRecord()
 
@@ -226,7 +226,7 @@ class GridDelivery:
         return sorted(self._nodes)
 
     def deliver(self, ask: Ask) -> Replies:
-        """Hand each silo its message."""
+        """Send each silo its message."""
         there = {silo: message for silo, message in ask.messages.items() if silo in self._nodes}
         records = {id(message): self._record(message) for message in there.values()}
         answers = self._exchanged({self._nodes[silo]: records[id(message)] for silo, message in there.items()})
@@ -258,7 +258,7 @@ class GridDelivery:
             time.sleep(STEP)
 
     def away(self, silos: Sequence[str]) -> Mapping[str, Missing]:
-        """Return the silos of which no node is connected."""
+        """Return the silos without a connected node."""
         self._look()
         return {silo: _GONE for silo in silos if silo not in self._nodes}
 
@@ -286,8 +286,7 @@ class GridDelivery:
     def _replies(self, sent: Sequence[FlowerMessage]) -> list[FlowerMessage]:
         """Send messages and return the replies, as `send_and_receive` of a grid.
 
-        That looks for replies every 0.1 or 3 seconds. Here the next look follows after a twentieth of the time that has
-        passed.
+        That looks for replies every 0.1 or 3 seconds. Here the next look follows after a twentieth of the elapsed time.
         """
         waits, began, replies = set(filter(None, self._grid.push_messages(sent))), time.monotonic(), []
         while waits and (self.timeout is None or time.monotonic() - began < self.timeout):
@@ -323,7 +322,7 @@ class GridDelivery:
         self._nodes, self._asked, self._before = there, asked, {**self._before, **there}
 
     def _name_of(self, node: int, came: list[Message] | Missing) -> str:
-        """Return the name of the silo at a node; empty, with a sentence in the log, where it takes no part."""
+        """Return the name of the silo at a node; empty, with a sentence in the log, if it takes no part."""
         if isinstance(came, Missing) or not isinstance(came[0], SiloName):
             why = came.detail if isinstance(came, Missing) else f"expected its name, got `{came[0].TAG}`"
         elif self.known and came[0].name not in self.known:

@@ -100,19 +100,17 @@ class Memory:
 
 
 class KeptAgreements:
-    """The seeds of silos' last set-ups, which a process need not agree on again for each message: secret, in memory.
+    """The seeds of silos' last set-ups, so that a process need not agree again for each message: secret, in memory.
 
-    An agreement never changes, so a role that is made with it equals one that is made from the messages. It is found by
-    a digest of all that it follows from. What may happen once is recorded elsewhere, by each role.
-
-    most: how many are kept.
+    An agreement never changes, so a role made with it equals one made from the messages. Its key is a digest of all
+    that it follows from. Actions that may happen once are recorded elsewhere, by each role. most: the number kept.
     """
 
     def __init__(self, most: int) -> None:
         self._most, self._kept = most, OrderedDict[tuple[str, str], tuple[bytes, Agreement]]()
 
     def find(self, run: str, silo: str, digest: bytes) -> Agreement | None:
-        """Return what a silo's root and messages of a run led to; None, and it is forgotten, if these are others."""
+        """Return the agreement of a silo's root and messages of a run; forget it, and return None, for others."""
         last = self._kept.pop((run, silo), None)
         if last is None or last[0] != digest:
             return None
@@ -120,7 +118,7 @@ class KeptAgreements:
         return last[1]
 
     def keep(self, run: str, silo: str, digest: bytes, agreement: Agreement | None) -> None:
-        """Keep the result of a set-up, and forget those that were not used for longest. None: it is not complete."""
+        """Keep the result of a set-up, and forget the least recently used. None: it is not complete."""
         if agreement is not None:
             self._kept[run, silo] = digest, agreement
         while len(self._kept) > self._most:
@@ -136,7 +134,7 @@ _AGREEMENTS = KeptAgreements(128)
 class FlowerSite:
     """A silo's role for one message, made anew from its memory.
 
-    file: its silo.toml. helped: which sums it has helped to open.
+    file: its silo.toml. helped: the sums that it has helped to open.
     """
 
     def __init__(self, file: SiloFile, memory: Memory, helped: HelpedSums) -> None:
@@ -145,7 +143,7 @@ class FlowerSite:
         self._credentials = Credentials.of(self._name, keys.identity_of(self._name), keys.load_roster())
 
     def answer(self, message: FlowerMessage, context: Context, call_next: ClientAppCallable) -> list[Message]:
-        """Answer a message, by training where it asks for that. Raises `moretta.errors.MorettaError` to refuse."""
+        """Answer a message, by training if requested. Raises `moretta.errors.MorettaError` to refuse."""
         asks = unpacked(message.content)
         try:
             match asks:
@@ -210,7 +208,7 @@ class FlowerSite:
         return [upload, names]
 
     def _role(self, terms: SumTerms, *, reopens: bool = True) -> KeyedContributor:
-        """Return the silo's half of the sums as it was after the last message, from roots and messages.
+        """Return the silo's half of the sums after the last message, from roots and messages.
 
         reopens: whether the last upload's sum may still be opened.
         """
@@ -254,7 +252,7 @@ class FlowerSite:
 
 @contextmanager
 def _site(context: Context) -> Iterator[FlowerSite]:
-    """Make the silo's role for one message, hold its folder, and keep what it needs for the next one."""
+    """Make the silo's role for one message, lock its folder, and keep what it needs for the next one."""
     memory = Memory.of(context)
     try:
         file = silo_of(context)
@@ -304,9 +302,9 @@ def _arrays(content: RecordDict) -> ArrayRecord:
 
 
 def taken(content: RecordDict, sent: ArrayRecord | None, terms: SumTerms) -> tuple[Tensors, int, UploadNames]:
-    """Return an app's contribution to a sum: its tensors, the examples that they count for, and metrics' names.
+    """Return an app's contribution to a sum: its tensors, the number of its examples, and metrics' names.
 
-    sent: the arrays that it received, whose names, shapes and kinds its own must have; None where only metrics count.
+    sent: the arrays that it received, whose names, shapes and kinds its own must have; None if only metrics count.
     Raises `moretta.errors.PolicyError` for other arrays, which the server sees, and `moretta.errors.RowsError`.
     """
     tensors = {} if sent is None else _like(sent, _arrays(content))

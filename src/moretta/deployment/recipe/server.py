@@ -33,7 +33,7 @@ from moretta.secure_aggregation.settings import SecureAggregation
 from moretta.secure_aggregation.sums import Sum, as_summed
 
 MOST_LOST = 3  # rounds in a row
-ELSEWHERE = ("aggregator", "aggregation_weights", "exclude_vars")  # of FLARE's, for servers that see each result
+ELSEWHERE = ("aggregator", "aggregation_weights", "exclude_vars")  # FLARE's arguments for servers that see each result
 
 log = logging.getLogger("moretta")
 
@@ -55,7 +55,7 @@ class SecureFedAvg(FedAvg):  # type: ignore[misc]
         answer_timeout: float = 60.0,
         **kwargs: Any,
     ) -> None:
-        super().__init__(*args, **{"ignore_result_error": True, **kwargs})  # a site that fails is left out
+        super().__init__(*args, **{"ignore_result_error": True, **kwargs})  # a failing site is left out
         self.settings, self.roster, self.most_weight = settings, roster, most_weight
         self.train_timeout, self.answer_timeout = train_timeout, answer_timeout
         self._asked: list[str] = []
@@ -63,19 +63,19 @@ class SecureFedAvg(FedAvg):  # type: ignore[misc]
         self._lost = self._opened = 0  # sums: lost in a row, and opened
 
     def run(self) -> None:
-        """Carry out all rounds. Raises `moretta.errors.RunFailed` where all are lost: such a job must not succeed."""
+        """Carry out all rounds. Raises `moretta.errors.RunFailed` if all are lost: such a job must not succeed."""
         super().run()
         if not self._opened and not self.abort_signal.triggered:
             raise RunFailed("all rounds are lost, and the model is unchanged; see the server's log")
 
     def send_model(self, *args: Any, data: FLModel, targets: list[str], **options: Any) -> None:
-        """Send the round's model, and note it."""
+        """Send the round's model, and record it."""
         self._sent, self._kept = data, {}
         self._asked = sorted(str(getattr(target, "name", target)) for target in targets)
         super().send_model(*args, data=data, targets=targets, timeout=self.train_timeout, **options)
 
     def _aggregate_one_result(self, result: FLModel) -> bool:
-        """Note that a site has a result, or why not."""
+        """Record that a site has a result, or why not."""
         name, meta = str(result.meta.get("client_name")), result.meta
         if result.params is not None or not isinstance(meta.get(KIND), str):
             log.warning("site `%s` is left out: %s", name, str(meta.get(SAID, "it sent no result to sum"))[:1000])
@@ -84,7 +84,7 @@ class SecureFedAvg(FedAvg):  # type: ignore[misc]
         return True
 
     def _get_aggregated_result(self) -> FLModel:
-        """Sum the results that sites keep; return the old model where too few sites are left."""
+        """Sum the results that sites keep; return the old model if too few sites are left."""
         try:
             total, kind = self._summed()
         except RunFailed as error:
@@ -206,7 +206,7 @@ class SecureFedAvgRecipe(FedAvgRecipe):  # type: ignore[misc]
             self._job.to_clients(self._create_client_runner({}), tasks=[TASK])
 
     def finalize(self) -> None:
-        """Add the filter that keeps results, behind all others."""
+        """Add the filter that keeps results, after all others."""
         if not self._keeps:
             self.add_client_output_filter(KeepResult(self._sums["settings"], self._views), tasks=[TASK])
             self._keeps = True

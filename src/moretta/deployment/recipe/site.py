@@ -104,7 +104,7 @@ def plain(tensor: Any) -> Array:
 
 
 def _as_sent(own: Any, sent: Any) -> Any:
-    """Return a counter in the kind of number that was sent: FLARE's own FedAvg sends a counter's mean, a float."""
+    """Return a counter in the kind of the sent number: FLARE's own FedAvg sends a counter's mean, a float."""
     whole = plain(own).dtype.kind in "iu" and plain(sent).dtype.kind == "f"
     return plain(own).astype(plain(sent).dtype) if whole else own
 
@@ -128,7 +128,7 @@ class RecordViews(Filter):  # type: ignore[misc]
             self._round = int(task.get_header(AppConstants.CURRENT_ROUND) or 0) + 1
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Record a result that can be read, and let it pass as it is."""
+        """Record a readable result, and pass it on unchanged."""
         try:
             if shareable.get_return_code() == ReturnCode.OK:
                 dxo, now = from_shareable(shareable), Stamp("flare", self._round, 0)
@@ -139,7 +139,7 @@ class RecordViews(Filter):  # type: ignore[misc]
                 weights = {WEIGHT + name: np.asarray(array) for name, array in sums.items()}
                 own = PlainUpload.unasked(now, weights, result.weight)
                 self.note(fl_ctx.get_identity_name(), AskSum(stamp=now, encoding={}), own)
-        except MorettaError as error:  # the run goes on as it would without this
+        except MorettaError as error:  # the run continues without it
             log.error("this result is in no view: %s", error)
         return shareable
 
@@ -175,11 +175,11 @@ class KeepResult(RecordViews):
             fl_ctx.get_engine().register_aux_message_handler(TOPIC, self._answer)
         super().handle_event(event_type, fl_ctx)
         if event_type == EventType.BEFORE_TASK_EXECUTION and fl_ctx.get_prop(FLContextKey.TASK_NAME) == TASK:
-            self._about = secrets.token_bytes(32)  # a result of a task that has no digest adds up with no other
-            self._about = task_digest(fl_ctx.get_prop(FLContextKey.TASK_DATA))  # a script may write to what it gets
+            self._about = secrets.token_bytes(32)  # a result of a task without a digest adds up with no other
+            self._about = task_digest(fl_ctx.get_prop(FLContextKey.TASK_DATA))  # a script may write to its input
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Keep a result; return that there is one, or why not."""
+        """Keep a result; return that it exists, or why not."""
         code = shareable.get_return_code()
         if code != ReturnCode.OK:
             return make_reply(code)
