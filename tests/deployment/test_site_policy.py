@@ -289,6 +289,18 @@ ATTACKS: Mapping[str, tuple[Callable[[ModuleType, Path], None], str]] = {
         refused_text(silo_of(more="[privacy]\ndelta = 1e-6"), protocol=BUDGET, data="least-rows = 5"),
         r"\[privacy\] delta = 1e-06 .* dp-delta = 1e-05",
     ),
+    "an epsilon at a delta that hides nothing": (
+        refused_text(
+            silo_of(more="[privacy]\nmax-epsilon = 8.0"), protocol=f"{BUDGET}\ndp-delta = 0.9", data="least-rows = 5"
+        ),
+        r"\[privacy\] delta = 1e-05 .* dp-delta = 0.9",
+    ),
+    "a unit behind noise of 0": (
+        refused_text(
+            silo_of(more='[privacy]\nunit = "row"'), protocol=PRIVATE.replace("1.0", "0.0", 1), data="least-rows = 5"
+        ),
+        r"\[privacy\] unit = row .* hides nothing",
+    ),
     "more than the epsilon of the data set": (charged("a", "b"), "1 earlier runs may have spent 5, and this one asks"),
     "an id used again for other settings": (charged("a", "a", batch=3), "1 earlier runs may have spent 5"),
     "a run's id used again with another seed": (

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 LEDGER = "epsilon.txt"  # beside the folders of runs
 UNITS = ("row", "group", "silo")  # units that noise hides, from the smallest
+DELTA = 1e-5  # the most where silo.toml has max-epsilon alone: with a delta near 1 any epsilon is kept without noise
 SCHEMES = ("none", "additive-shares", "pairwise")  # from the least protection
 
 
@@ -231,7 +232,9 @@ def budget(run: RunFile, site: SiloFile) -> None:
 
 def within_budget(noise: Privacy | None, site: SiloFile) -> None:
     """Check a run's noise, None for none, against the budget of `[privacy]`. Raises `moretta.errors.PolicyError`."""
+    noise = noise if noise and noise.noise else None  # a multiplier of 0 hides nothing
     floor, most = site.privacy, None if noise is None else noise.most
+    delta = DELTA if floor.delta is None and floor.max_epsilon is not None else floor.delta
     bounds: Mapping[str, tuple[bool, object, str, object]] = {
         "unit": (
             floor.unit is None or (noise is not None and UNITS.index(noise.unit) >= UNITS.index(floor.unit)),
@@ -242,8 +245,8 @@ def within_budget(noise: Privacy | None, site: SiloFile) -> None:
             *(floor.max_epsilon, "the run has dp-epsilon =", "none" if most is None else f"{most:g}"),
         ),
         "delta": (
-            floor.delta is None or (noise is not None and noise.delta <= floor.delta),
-            *(floor.delta, "the run has dp-delta =", "none" if noise is None else f"{noise.delta:g}"),
+            delta is None or (noise is not None and noise.delta <= delta),
+            *(delta, "the run has dp-delta =", "none" if noise is None else f"{noise.delta:g}"),
         ),
     }
     for key, (good, limit, what, got) in bounds.items():
