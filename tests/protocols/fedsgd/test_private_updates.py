@@ -164,6 +164,20 @@ def test_a_loop_of_ones_own_is_clipped_too() -> None:
     assert moved == pytest.approx(CLIP / np.sqrt(moved.size), rel=1e-3)  # each was 100
 
 
+def overflowing(model: nn.Module, x: Tensor, y: Tensor, number: int) -> tuple[nn.Module, int]:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(torch.nan)
+    return model, len(x)
+
+
+def test_a_loop_of_ones_own_that_overflows_is_hidden() -> None:
+    """A silo that refused told, without noise, what its rows do to a model that the server chose."""
+    result = train(kind=FedAvg, fit=overflowing, dp_noise=0.0)
+    assert not result.record["dropped"]
+    assert weights(result) == pytest.approx(weights_of_start(), abs=1e-6)
+
+
 @pytest.mark.parametrize("kind", [FedAvg, forwards])
 def test_a_round_goes_on_without_a_silo_and_counts(kind: Any) -> None:
     faults = Faults(drop=[{"silo": "west", "round": 2, "phase": "upload"}])  # type: ignore[list-item]
