@@ -130,10 +130,11 @@ class Floors(Section):
     `fewest_silos`: in any sum that it helps to open. `threshold`: of the masks' shares. `scheme`: of the sums;
     "pairwise" is above "additive-shares". `blind`: under cgd, that the server reads no sum. `roster`: that there is
     one. `dp_noise`: the least noise multiplier. `unit`: what noise hides at least. `max_epsilon`: the largest epsilon
-    that a run may have. `delta`: the most at which that is stated; left out, 1e-5 beside max_epsilon. `per`: whether max_epsilon is of each run, or of all
-    runs together, each of which counts with its dp-epsilon. `apart`: the fewest silos that the sums which it helps may
-    isolate together (`moretta.secure_aggregation.one_sum`); 1: any. `repeat_whole_rows`: whether a round that uses all
-    rows may be summed over other silos too. `repeat_statistics`: the same of its rows' statistics from run to run.
+    that a run may have. `delta`: the most at which that is stated; left out, 1e-5 beside max_epsilon. `per`: whether
+    max_epsilon is of each run, or of all runs together, each of which counts with its dp-epsilon. `apart`: the fewest
+    silos that the sums which it helps may isolate together (`moretta.secure_aggregation.one_sum`); 1: any.
+    `repeat_whole_rows`: whether a round that uses all rows may be summed over other silos too. `repeat_statistics`: the
+    same of its rows' statistics from run to run.
     """
 
     fewest_silos: Annotated[PositiveInt, Unit("silos")] = 2
