@@ -15,6 +15,7 @@ pytest.importorskip("nvflare")
 
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.core_cell import TargetMessage
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.message import Message
 
 from moretta.contract.roles import Missing, Reason
@@ -29,6 +30,8 @@ IN_VAIN = 2.0  # where FLARE may wait for all of them: a reply may come before i
 SITE = """
 import sys, threading
 from nvflare.fuel.f3.cellnet.cell import Cell
+from nvflare.fuel.f3.cellnet.net_agent import NetAgent
+from nvflare.fuel.f3.message import Message
 from moretta.engines.flare import cells
 
 def answer(data, limit):
@@ -38,7 +41,12 @@ def answer(data, limit):
 
 given = {"root_url": sys.argv[1], "secure": False, "credentials": {}}
 north, south = (Cell(fqcn=name, **given) for name in ("north", "south"))
+for cell in (north, south):
+    NetAgent(cell)
 cells.receive(north, answer)
+north.register_request_cb(channel="client_command", topic="*", cb=lambda _: Message(payload=b"done"))
+cells.guard_stream(north, "aux_communication", "moretta.sum")
+north.register_request_cb(channel="aux_communication", topic="moretta.sum", cb=lambda _: Message(payload=b"a sum"))
 for cell in (north, south):
     cell.start()
 sys.stdin.read()
@@ -114,3 +122,30 @@ def test_a_stream_that_has_come_is_handed_on_while_another_is_on_its_way(send: S
     replies = iter(send({"n": b"wait", "g": b"x"}, 2.0, True))
     assert next(replies)[0] == "g"
     assert next(replies) == ("n", Missing(Reason.LATE, "has not answered in time"))
+
+
+@pytest.mark.parametrize("topic", ["process_info", "config_vars", "msg_stats", "stress", "bulk_test", "cells"])
+def test_a_site_s_cell_tells_and_does_nothing_about_its_process(topic: str, send: Send, server: Any) -> None:
+    """The memory of a site's job depends on its rows, and `bulk_test` sends as many messages as it is asked for."""
+    request = {"request": Message(payload={"mode": ""}), "timeout": SECONDS}
+    reply = server.core_cell.send_request(channel="_net_manager", topic=topic, target="north", **request)
+    assert reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.INVALID_REQUEST
+    assert reply.payload is None
+
+
+def test_a_sum_is_the_server_s_to_ask_for(send: Send, server: Any) -> None:
+    """FLARE's server relays what another site sends, which without a roster could make up all other silos of a sum."""
+    options = {"channel": "aux_communication", "topic": "moretta.sum", "target": "north"}
+    assert server.send_request(request=Message(payload=b"x"), timeout=SECONDS, **options).payload == b"a sum"
+    west = Cell(fqcn="west", root_url=server.core_cell.root_url, secure=False, credentials={})
+    west.start()
+    try:
+        reply = west.send_request(request=Message(payload=b"x"), timeout=IN_VAIN, **options)
+        assert reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.TIMEOUT
+        for channel, topic in (("client_command", "configure_job_log"), ("_net_manager", "stop_cell")):
+            options = {"channel": channel, "topic": topic, "target": "north", "timeout": SECONDS}
+            reply = west.core_cell.send_request(request=Message(), **options)
+            assert reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.INVALID_REQUEST
+    finally:
+        west.stop()
+    assert not isinstance(dict(send({"n": b"x"}, SECONDS, False))["n"], Missing)

@@ -19,6 +19,7 @@ from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_common.app_constant import AppConstants
+from nvflare.fuel.f3.cellnet.defs import CellChannel
 
 from moretta.config import silo_file
 from moretta.config.silo_file import SiloFile, SiloSection
@@ -26,6 +27,7 @@ from moretta.contract.messages import Array, Message, Stamp
 from moretta.deployment.kits import SILO
 from moretta.deployment.site_policy import permitted_sums
 from moretta.engines import views
+from moretta.engines.flare.cells import guard_stream
 from moretta.engines.folder_lock import take_turn
 from moretta.errors import PRIVATE, MorettaError, PeerError, PolicyError, RangeError, RowsError, disclosed
 from moretta.secure_aggregation.cohort import Participation
@@ -172,7 +174,9 @@ class KeepResult(RecordViews):
         """Read the site's silo.toml as the job starts, and keep the model of each task."""
         if event_type == EventType.START_RUN:
             self._file = self._site(fl_ctx)
-            fl_ctx.get_engine().register_aux_message_handler(TOPIC, self._answer)
+            engine = fl_ctx.get_engine()
+            guard_stream(engine.get_cell(), CellChannel.AUX_COMMUNICATION, TOPIC)  # else any site could ask for a sum
+            engine.register_aux_message_handler(TOPIC, self._answer)
         super().handle_event(event_type, fl_ctx)
         if event_type == EventType.BEFORE_TASK_EXECUTION and fl_ctx.get_prop(FLContextKey.TASK_NAME) == TASK:
             self._about = secrets.token_bytes(32)  # a result of a task without a digest adds up with no other

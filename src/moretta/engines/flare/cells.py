@@ -4,16 +4,22 @@ FLARE's aux messages are streams of the same cells, whatever their length: anoth
 two pools handle it, and a timer remembers it for seconds. That suits long messages; of a round with three sites and
 1,000 numbers it takes 16 ms, where plain requests take 5. A plain request counts all the time in which it travels, and
 a stream only the time in which no byte moves, so long messages are streams.
+
+FLARE's server checks who sent what it relays from site to site (`ORIGIN`), and each cell answers anybody. So a site's
+cells refuse what none but the server or the site's own client may ask (`guard`, `guard_stream`).
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
+from nvflare.fuel.f3.cellnet import net_agent
 from nvflare.fuel.f3.cellnet.core_cell import TargetMessage
-from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey
 
 from moretta.contract.roles import Missing, Reason
 from moretta.engines.flare.liveness import PLAIN_LIMIT, Send
@@ -21,6 +27,7 @@ from moretta.engines.flare.liveness import PLAIN_LIMIT, Send
 CHANNEL = "moretta"
 PLAIN, STREAM = "plain", "stream"  # topics
 BYTES = (bytes, bytearray, memoryview)  # as a cell may hand them out
+ENDING = ("stop", "stop_cell", "heartbeat")  # requests of FLARE's network by which a server or a client ends a cell
 Answer = Callable[[memoryview, int | None], bytes]
 """Returns the reply to an envelope. Its second argument is the most bytes of a reply's body, None for any number."""
 
@@ -56,8 +63,44 @@ def sender(cell: Any, targets: Mapping[str, str]) -> Send:
     return send
 
 
+def guard(cell: Any) -> None:
+    """Have a cell of a site refuse FLARE's requests about its process and network, and commands to its job.
+
+    They tell its memory, which depends on its rows, set its log's level, and have it send as much as anybody likes.
+    What is left ends the cell, and only the server and the site's own client may ask for that.
+    """
+    core = getattr(cell, "core_cell", cell)
+    own = core.my_info.fqcn
+
+    def refused(message: Message) -> Message | None:
+        origin, topic = message.get_header(MessageHeaderKey.ORIGIN, ""), message.get_header(MessageHeaderKey.TOPIC)
+        ours = FQCN.is_ancestor(origin, own)
+        if message.get_header(MessageHeaderKey.CHANNEL) == CellChannel.CLIENT_COMMAND:
+            return None if ours else make_reply(ReturnCode.INVALID_REQUEST)
+        return None if topic in ENDING and (ours or _is_server(origin)) else make_reply(ReturnCode.INVALID_REQUEST)
+
+    for channel in (net_agent._CHANNEL, CellChannel.CLIENT_COMMAND):
+        core.add_incoming_request_filter(channel, "*", refused)
+
+
+def guard_stream(cell: Any, channel: str, topic: str) -> None:
+    """Have a site's cell drop streams of a topic that come from another than the server."""
+
+    def dropped(message: Message) -> Message | None:
+        there = message.get_header(StreamHeaderKey.CHANNEL), message.get_header(StreamHeaderKey.TOPIC)
+        origin = message.get_header(MessageHeaderKey.ORIGIN, "")
+        return Message() if there == (channel, topic) and not _is_server(origin) else None
+
+    cell.core_cell.add_incoming_request_filter(STREAM_CHANNEL, STREAM_DATA_TOPIC, dropped)
+
+
+def _is_server(origin: str) -> bool:
+    return origin == FQCN.ROOT_SERVER or FQCN.is_ancestor(FQCN.ROOT_SERVER, origin)
+
+
 def receive(cell: Any, answer: Answer) -> None:
     """Have a site's cell pass envelopes to `answer`, and send back its result."""
+    guard(cell)
 
     def replied(request: Message, limit: int | None) -> Message:
         data = request.payload if isinstance(request.payload, BYTES) else b""  # which is no envelope

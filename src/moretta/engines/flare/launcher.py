@@ -28,6 +28,8 @@ from nvflare.private.defs import TrainingTopic
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 from nvflare.utils.job_launcher_utils import add_custom_dir_to_path, get_credential_env
 
+from moretta.engines.flare.cells import guard
+
 PAUSES = tuple(min(0.2 * 1.5**n, 30.0) for n in range(20))  # seconds before each new start: 20 of them, 5 min in all
 BEGUN = "begun.moretta"  # in a job's folder, from its start here until it has ended here
 HOPELESS = (JobReturnCode.CONFIG_ERROR, JobReturnCode.UNSAFE_COMPONENT)  # it would end so again
@@ -114,6 +116,7 @@ class Launcher(ClientProcessJobLauncher):
         super().handle_event(event_type, fl_ctx)
         if event_type != EventType.SYSTEM_START:
             return
+        guard(fl_ctx.get_engine().get_cell())
         workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
         for begun in Path(workspace.get_root_dir()).glob(f"*/{BEGUN}"):
             job = begun.parent.name
