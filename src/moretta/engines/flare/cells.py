@@ -67,7 +67,7 @@ def guard(cell: Any) -> None:
     """Have a cell of a site refuse FLARE's requests about its process and network, and commands to its job.
 
     They tell its memory, which depends on its rows, set its log's level, and have it send as much as anybody likes.
-    What is left ends the cell, and only the server and the site's own client may ask for that.
+    Requests that end the cell are accepted from the server and the site's own client.
     """
     core = getattr(cell, "core_cell", cell)
     own = core.my_info.fqcn
@@ -95,7 +95,7 @@ def guard_stream(cell: Any, channel: str, topic: str) -> None:
 
 
 def _is_server(origin: str) -> bool:
-    return origin == FQCN.ROOT_SERVER or FQCN.is_ancestor(FQCN.ROOT_SERVER, origin)
+    return origin.partition(".")[0] == str(FQCN.ROOT_SERVER)
 
 
 def receive(cell: Any, answer: Answer) -> None:
