@@ -28,7 +28,7 @@ COUNTED = {"epsilon": 4.73, "delta": 1e-5, "releases": 28.0, "noise_silos": 8.0,
 COUNTED |= {"epsilon_with_noise_of_4": 7.7, "epsilon_with_noise_of_1": "unbounded"}
 STATED = Accountant(Privacy(1.0, 1.0, 1e-5, 3), 0.4).facts(5)
 CONFINED = {"loss": 0.2, "accuracy": 0.9, "displacement": {"loss": 0.05, "accuracy": 0.95}}
-SPAN = "the silos’ gradient as far as it lies in the directions’ span: K numbers of it a round"
+SPAN = "the silos’ gradient along the directions, which it knows: K numbers a round"
 LABELS = "the balance of the other silos’ labels: plain gradient steps of that bias show it"
 
 
@@ -156,9 +156,9 @@ CASES: Sequence[tuple[str, dict[str, Any], str, Sequence[str], Sequence[str]]] =
      [EXPOSED, "number of rows of all silos together"]),
     ("baffle", settings(data={"batch-size": 0}), "A silo", ["number of rows of all silos together"], []),
     ("baffle", settings({"local-epochs": 2}), "Server", ["of the silos’ weight changes"],
-     ["loss-diff", "directions’ span"]),
+     ["loss-diff", "along the directions"]),
     ("baffle", settings({"directions": "own"}), "Server",
-     ["of the silos’ gradient estimates", "Is not given the directions"], ["directions’ span"]),
+     ["of the silos’ gradient estimates", "Is not given the directions"], ["along the directions"]),
     ("baffle", settings({"directions": "own"}), "A silo", ["knows its own directions alone"], []),
     ("baffle", {**settings(), "facts": NOISED}, "Server", ["ε = 2 and δ = 1e-05", SPAN], []),
     *(("baffle", {**settings(keys), **more}, role, [words.format(upload)], without)

@@ -61,12 +61,11 @@ CLAIMS = (
         rests_on="the tests of runs (`tests/protocols/baffle/test_baffle_trains.py`)",
     ),
     server("sum", (sums_loss_differences, moves_all), shared.OF_LOSS_DIFFERENCES, place="front").says(
-        "learns from the sum and the directions, which it knows, the silos’ gradient as far as it lies in the "
-        "directions’ span: K numbers of it a round"
+        "learns from the sum the silos’ gradient along the directions, which it knows: K numbers a round"
     ),
     server("sum", (sums_loss_differences, moves_blocks), shared.OF_LOSS_DIFFERENCES).says(
-        "learns from the sum and the moves of each block of layers, which it knows, the silos’ gradient of the block "
-        "as far as it lies in the moves’ span: one number of it a move"
+        "learns from the sum the silos’ gradient of each block of layers along its moves, which it knows: one number "
+        "a move"
     ),
     server("sum", (sums_loss_differences,), ("loss-differences",), silent=True, place="brief").says(
         "can distinguish loss differences of rows from those of noise: that they look alike protects nothing"

@@ -375,7 +375,7 @@ WORDS = (
     Word("two_sets", TWO_SETS, _two_sets),
     Word(
         "beside_others",
-        f"exactly where a round uses all rows of a silo, and otherwise {UP_TO_ROWS}",
+        f"exactly where a round uses all rows of a silo, otherwise {UP_TO_ROWS}",
         lambda run: "exactly" if takes_all_rows(run) else UP_TO_ROWS,
     ),
     Word("as_sums_differ", f"as {_DIFFERENT}", _as_sums_differ),
@@ -518,8 +518,7 @@ AROUND_SUMS = (
         "sees which silos took part, their total weight, and the lengths of messages"
     ),
     server("update", (is_masked, has_two_sets)).says(
-        "can work out the update of silos that only one of two sums has|, by the difference, {beside_others}: "
-        "{two_sets}"
+        "can work out the update of silos in only one of two sums|, by subtraction, {beside_others}: {two_sets}"
     ),
     server("traffic", (is_masked, has_public_weights)).says("sees each silo’s weight in the sum: weights are public"),
     server("update", (is_masked, has_no_roster)).says(
