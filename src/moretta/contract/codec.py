@@ -59,18 +59,14 @@ _RANKS = {dtype: rank for rank, dtype in enumerate(_NAMES)}  # by itemsize: a me
 class Codec:
     """Encode and decode the messages of one schema, a closed list of message classes.
 
-    largest: the most bytes of a message that is decoded; a longer one is refused before it is looked into.
+    largest: the most bytes of a message that is decoded; a longer one is refused before it is looked into. kinds: the
+    classes by tag.
     """
 
     def __init__(self, schema: Iterable[type[Message]], largest: int = LARGEST) -> None:
         self._largest = largest
-        self._schema = {kind.TAG: kind for kind in schema}
-        self._types = {type_of(kind): kind for kind in self._schema.values()}
-
-    @property
-    def kinds(self) -> Mapping[str, type[Message]]:
-        """The message classes of the schema, by tag."""
-        return self._schema
+        self.kinds: Mapping[str, type[Message]] = {kind.TAG: kind for kind in schema}
+        self._types = {type_of(kind): kind for kind in self.kinds.values()}
 
     def encode(self, message: Message) -> bytes:
         """Return the bytes of a message; equal messages give equal bytes."""
@@ -99,7 +95,7 @@ class Codec:
         _, name, run, number, attempt, take, *entries = header
         kind = self._types.get(name)
         if kind is None:
-            raise CodecError(f"expected one of {sorted(self._schema)}, as declared here; got the type {name!r:.80}")
+            raise CodecError(f"expected one of {sorted(self.kinds)}, as declared here; got the type {name!r:.80}")
         _, fields = _plan(kind)
         if len(entries) != len(fields):
             raise CodecError(f"{kind.TAG}: expected {len(fields)} fields; got {len(entries)}")

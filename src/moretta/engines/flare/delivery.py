@@ -91,7 +91,7 @@ class Sites:
         self._traffic = TrafficCounter()
         self.take_traffic = self._traffic.take
         self._number = 0
-        self._peak: float | None = None
+        self.peak_mib: float | None = None
         self.renewed, self.speak = self._live.renewed, self._live.speak
 
     def gather(self, least: int, wait: float) -> None:
@@ -128,11 +128,6 @@ class Sites:
             self._record("sent", silo, message, bodies[silo])
         outcomes = self._exchange("answer", bodies, self._deadline)
         return replies_of(ask, lambda silo, message: self._answer(silo, ask, message, outcomes[silo]))
-
-    @property
-    def peak_mib(self) -> float | None:
-        """The largest memory of any edge client so far; None without such silos."""
-        return self._peak
 
     def back(self, silos: Sequence[str], least: int) -> Sequence[str]:
         """Wait until `least` of some absent sites have returned, for `BACK` seconds at most; return those."""
@@ -186,7 +181,7 @@ class Sites:
         for phase, seconds in done.seconds.items():
             self.clock.charge(phase, seconds)
         if done.peak_mib is not None:
-            self._peak = max(self._peak or 0.0, done.peak_mib)
+            self.peak_mib = max(self.peak_mib or 0.0, done.peak_mib)
         try:
             answer = self._codec.decode(body)
         except CodecError as error:

@@ -50,11 +50,6 @@ class RemoteSite:
     pause: float = 0.0
     overdue: int = 0
 
-    @property
-    def why(self) -> Missing:
-        """Why it takes no part."""
-        return self.gone if self.refusal is None else Missing(Reason.REFUSED, self.refusal)
-
     def lose(self, why: Missing) -> Missing:
         """Count it as gone until the next greeting."""
         self.process_id, self.gone, self.tried, self.pause = None, why, time.monotonic(), AGAIN
@@ -126,7 +121,11 @@ class Liveness:
     def away(self, names: Iterable[str] | None = None) -> dict[str, Missing]:
         """Return why the absent sites among some, or all, are absent."""
         names = self.sites if names is None else names
-        return {name: site.why for name in names if (site := self.sites[name]).process_id is None}
+        gone = {name: site for name in names if (site := self.sites[name]).process_id is None}
+        return {
+            name: site.gone if site.refusal is None else Missing(Reason.REFUSED, site.refusal)
+            for name, site in gone.items()
+        }
 
     def renewed(self) -> bool:
         """Return whether any site's process has changed since the last call."""
