@@ -19,18 +19,9 @@ from moretta.contract.memory import within_memory
 from moretta.contract.messages import Array
 from moretta.contract.wording import did_you_mean
 from moretta.data.alignment.partner import Alignment
+from moretta.data.images import sets
 from moretta.data.images.folder import FOLDER, read_labelled
 from moretta.data.images.pixels import ImageForm, squares
-from moretta.data.images.sets import (
-    OFFICE_HOME,
-    OFFICE_HOME_SIZE,
-    SETS,
-    Images,
-    load_images,
-    load_office_home,
-    read_npz,
-    scaled,
-)
 from moretta.data.layout import packed_parts
 from moretta.data.reading import ExpectedRows, Source, called, read
 from moretta.data.references import is_reference
@@ -46,11 +37,11 @@ from moretta.data.tables.rows import encode, expansion_of, rules_of
 from moretta.data.tables.schema import Number, Schema
 from moretta.errors import MissingExtra, ParameterError
 
-ORIGINS = {name: origin for name, (_, _, origin) in SETS.items()}
+ORIGINS = {name: origin for name, (_, _, origin) in sets.SETS.items()}
 ORIGINS["bank-marketing"] = "https://archive.ics.uci.edu/dataset/222/bank+marketing"
 """Where to get the sets that are not part of a package."""
 
-BUILT_IN = ("wdbc", "digits", "bank-marketing", *SETS, OFFICE_HOME, FOLDER)
+BUILT_IN = ("wdbc", "digits", "bank-marketing", *sets.SETS, sets.OFFICE_HOME, FOLDER)
 _BANK = ("bank-additional-full.csv", "bank-additional-full.csv.gz", "bank-full.csv", "bank-full.csv.gz")
 MEASURES = "radius texture perimeter area smoothness compactness concavity concave_points symmetry fractal_dimension"
 WDBC = tuple(
@@ -104,10 +95,10 @@ def load(data: Data, table: Schema | None = None, *, seed: int = 0, base: Path =
     hints = Hints(data.target, data.task, data.id_column, data.encoding or "one-hot", data.missing)
     if source == "bank-marketing":
         return _bank(place, data.target, data.encoding or "one-hot", wish)
-    if source in SETS:
-        return _of_images(load_images(source, place), wish, image)
-    if source == OFFICE_HOME:
-        return _of_images(load_office_home(place, image.size or OFFICE_HOME_SIZE), wish, image)
+    if source in sets.SETS:
+        return _of_images(sets.load_images(source, place), wish, image)
+    if source == sets.OFFICE_HOME:
+        return _of_images(sets.load_office_home(place, image.size or sets.OFFICE_HOME_SIZE), wish, image)
     if source in ("wdbc", "digits"):
         return _scikit(source, wish)
     if source == FOLDER:
@@ -116,7 +107,7 @@ def load(data: Data, table: Schema | None = None, *, seed: int = 0, base: Path =
         return _table(base / source, table, hints, form, wish)
     if source.endswith(".npz"):
         with within_memory(f"{base / source}"):
-            return _from_arrays(read_npz(base / source), wish)
+            return _from_arrays(sets.read_npz(base / source), wish)
     if is_reference(source):
         return _from_arrays(called(source, base), wish)
     raise ParameterError(
@@ -130,7 +121,7 @@ def _refuse_idle(data: Data, schema: Schema | None) -> None:
     source, bare = data.source, schema is None
     folder, bank = source == FOLDER, source == "bank-marketing"
     table = is_table(source) or folder
-    pictures = folder or source == OFFICE_HOME or source in SETS
+    pictures = folder or source == sets.OFFICE_HOME or source in sets.SETS
     for key, value, used, kind in (
         ("schema", schema, table, "a table"),
         ("separator, decimal, file-encoding or absent", None if data.form == Format() else data.form, table, "a table"),
@@ -255,14 +246,14 @@ def read_wdbc() -> tuple[Array, Array]:
     return table[:, :-1], table[:, -1].astype(np.int64)
 
 
-def _of_images(images: Images, wish: _Wish, form: ImageForm) -> Split:
+def _of_images(images: sets.Images, wish: _Wish, form: ImageForm) -> Split:
     y = images.y if images.y_test is None else np.concatenate([images.y, images.y_test])
     y, task, classes = as_targets(y, wish.name, wish.task)
     names = images.class_names if task == "classification" else ()
     make = partial(Split, name=wish.name, task=task, classes=classes, class_names=names, standardise=False)
 
     def samples(pixels: NDArray[np.uint8]) -> Array:
-        return form.standardised(scaled(squares(pixels, form.size)))
+        return form.standardised(sets.scaled(squares(pixels, form.size)))
 
     count = len(images.y)
     if images.x_test is not None:

@@ -18,17 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.memory import check_memory, within_memory
+from moretta.data.images import scans
 from moretta.data.images.pixels import ImageForm, opened
-from moretta.data.images.scans import (
-    MOST_PIXELS,
-    check_inflated,
-    is_dicom,
-    is_nifti,
-    pydicom_reader,
-    read_nifti,
-    refused,
-    undecoded,
-)
 from moretta.data.tables.schema import Target
 from moretta.errors import ParameterError
 
@@ -81,7 +72,7 @@ def read_mask(
         if isinstance(content, Segmentation):
             pixels = content.pixels(image, where)
         else:
-            pixels = _of_nifti(content, where, form.plane) if is_nifti(content) else _by_pillow(content, where)
+            pixels = _of_nifti(content, where, form.plane) if scans.is_nifti(content) else _by_pillow(content, where)
     if pixels.shape != size:
         sizes = [" x ".join(map(str, shape[::-1])) for shape in (pixels.shape, size)]
         raise ParameterError(f"{where} has {sizes[0]} pixels, and its image {sizes[1]}; expected the same")
@@ -126,7 +117,7 @@ def _by_pillow(content: bytes, where: str) -> NDArray[np.int64]:
 
 def _of_nifti(content: bytes, where: str, plane: str | None) -> NDArray[np.int64]:
     window: tuple[float, float] = (0.0, 2.0 * MOST_IN_MASK)  # wide enough for each whole number to survive
-    shown: Any = read_nifti(content, where, window, plane)[0][0].astype(np.float64)
+    shown: Any = scans.read_nifti(content, where, window, plane)[0][0].astype(np.float64)
     values = (shown - 0.5) * (2.0 * MOST_IN_MASK)
     whole: NDArray[np.int64] = np.rint(values).astype(np.int64)
     if (np.abs(values - whole) > 0.05).any():
@@ -139,11 +130,11 @@ def identity_of(content: bytes, where: str) -> Any | None:
 
     content: the image's file, read earlier. where: begins each error's sentence.
     """
-    if not is_dicom(content):
+    if not scans.is_dicom(content):
         return None
-    with refused(where, "is not a readable DICOM file; export it again or remove it"):
+    with scans.refused(where, "is not a readable DICOM file; export it again or remove it"):
         tags = ["SOPInstanceUID", *(name for name, *_ in PLACE.values())]
-        return pydicom_reader().dcmread(io.BytesIO(content), specific_tags=tags, stop_before_pixels=True)
+        return scans.pydicom_reader().dcmread(io.BytesIO(content), specific_tags=tags, stop_before_pixels=True)
 
 
 class Segmentation:
@@ -159,11 +150,11 @@ class Segmentation:
     """
 
     def __init__(self, content: bytes, where: str) -> None:
-        pydicom = pydicom_reader()
-        check_inflated(content, where)
-        with within_memory(where), refused(where, "is not a readable DICOM file; export it again or remove it"):
+        pydicom = scans.pydicom_reader()
+        scans.check_inflated(content, where)
+        with within_memory(where), scans.refused(where, "is not a readable DICOM file; export it again or remove it"):
             self._file: Any = pydicom.dcmread(io.BytesIO(content), specific_tags=list(TAGS))
-        with refused(where, "does not describe its frames as a DICOM segmentation should; export it again"):
+        with scans.refused(where, "does not describe its frames as a DICOM segmentation should; export it again"):
             if wrong := _fault(self._file):
                 raise ParameterError(f"{where} {wrong}")
             shared, binary = self._file.get("SharedFunctionalGroupsSequence") or (), self._file.BitsAllocated == 1
@@ -196,7 +187,7 @@ class Segmentation:
             ParameterError: for a file of other images, a frame that lies elsewhere, segments that overlap, and pixels
                 that cannot be decoded.
         """
-        pydicom, file = pydicom_reader(), self._file
+        pydicom, file = scans.pydicom_reader(), self._file
         instance = self.instance_of(image)
         if instance is not None and instance not in self._known:
             raise ParameterError(f"{where} refers to other images; expected the SOP instance of its row's image")
@@ -210,10 +201,10 @@ class Segmentation:
         check_memory(MASK_PIXEL * int(file.Rows) * int(file.Columns), f"{where} takes")
         made = np.zeros((int(file.Rows), int(file.Columns)), np.int64)
         for number, segment in zip(chosen, segments, strict=True):
-            with refused(where, "does not describe where its frames lie; export it again"):
+            with scans.refused(where, "does not describe where its frames lie; export it again"):
                 _check_place(self._frames[number], image, where)
-                wrong = undecoded(file)
-            with refused(where, wrong):
+                wrong = scans.undecoded(file)
+            with scans.refused(where, wrong):
                 frame = pydicom.pixels.pixel_array(file, index=number, raw=True)
             within = frame != 0
             if made[within].any():
@@ -241,8 +232,8 @@ def _fault(file: Any) -> str:
         return f"has numbers that compression may have changed ({how}); export it uncompressed from the original"
     if not file.get("SegmentSequence"):
         return "has no segments; export it again with them"
-    if int(file.Rows) * int(file.Columns) > MOST_PIXELS or count > MOST_FRAMES:
-        return f"has more than {MOST_PIXELS:,} pixels or {MOST_FRAMES:,} frames; export it smaller"
+    if int(file.Rows) * int(file.Columns) > scans.MOST_PIXELS or count > MOST_FRAMES:
+        return f"has more than {scans.MOST_PIXELS:,} pixels or {MOST_FRAMES:,} frames; export it smaller"
     if len(file.get("PerFrameFunctionalGroupsSequence") or ()) != count:
         return "does not describe each of its frames; export it again"
     return ""
