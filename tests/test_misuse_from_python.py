@@ -388,6 +388,22 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> TrainedModel:
     return make(feature_names=list("abcd"), class_names=["no", "yes", "perhaps"]).train(1).raw_model()
 
 
+def test_numbers_without_a_fraction_are_numbers_beside_others() -> None:
+    model, scores = nn.Linear(4, 3), []
+    for kind in (np.float32, np.int64):
+        whole = np.round(X * 3).astype(kind)
+        silos = [Silo("a", X, Y), Silo("b", whole, Y, held_out=(whole, Y)), Silo("c", X, Y, held_out=(X, Y))]
+        silos[0] = Silo("a", X, Y, held_out=(whole > 0 if kind is np.int64 else (whole > 0).astype(kind), Y))
+        federation = make(model=model, silos=silos, test=(whole, Y), validation=(whole, Y), score_at_silos=True)
+        scores.append(federation.train(1, progress=False).test)
+    assert scores[0] == scores[1]
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.float32])
+def test_one_hot_labels_are_scored_as_classes(kind: Any, named: TrainedModel) -> None:
+    assert named.evaluate(X, np.eye(3, dtype=kind)[Y]) == named.evaluate(X, Y)
+
+
 ROWS_TWICE: dict[str, Callable[[Any, Any, Any, TrainedModel], Any]] = {
     "y of a silo": lambda x, y, z, model: Silo("a", x, z),
     "ids of a silo": lambda x, y, z, model: Silo("a", x, y, ids=z),

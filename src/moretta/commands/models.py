@@ -108,8 +108,10 @@ def evaluate(
                 if "low" in figure:
                     sure = f"{figure['low']:.4g} to {figure['high']:.4g}"
                 print(f"    {name} {figure['value']:.4g} ({sure})")
+            if len(by_class := scored.get("classes", {}).get("by_class", ())) == 2:
+                print(f"    f1, sensitivity and the like are about the second class, {by_class[1]['class']}")
             if "threshold" in scored:
-                print(f"    class 1 is predicted from a probability of {scored['threshold']:.3g} (by validation rows)")
+                print(f"    it is predicted from a probability of {scored['threshold']:.3g} (by validation rows)")
             classes = "classes" in scored or "position_accuracy" in scored["figures"]
             print(f"    the {'commonest class' if classes else 'mean'} alone: {scored['baseline']:.4g}")
         if scores.get("parts_withheld"):

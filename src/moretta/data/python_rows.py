@@ -152,6 +152,15 @@ def in_order(x: Any, order: Sequence[str], where: str, owner: str) -> Any:
     return x[list(order)] if hasattr(x, "to_numpy") else x.select(list(order))
 
 
+def of_columns(columns: Mapping[str, Any], where: str) -> NDArray[np.generic]:
+    """Return columns by name, [rows] each, as an array [rows, columns]."""
+    arrays = [_of_numbers(column, f"{where}[{name!r}]: x", "numbers") for name, column in columns.items()]
+    if {array.ndim for array in arrays} != {1} or len({len(array) for array in arrays}) > 1:
+        shapes = ", ".join(f"{name!r} {list(array.shape)}" for name, array in zip(columns, arrays, strict=True))
+        raise ParameterError(f"{where}: expected columns [rows] of equal length; got {shapes:.200}")
+    return np.stack(arrays, axis=1)
+
+
 def _of_frame(frame: Any, where: str) -> NDArray[np.generic]:
     names = names_of(frame)
     if len(set(names)) < len(names):

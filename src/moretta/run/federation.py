@@ -202,8 +202,7 @@ class Federation:
             check_choice("task", task, ("classification", "regression"))
         elif task is None and silos:
             task = python_arguments.task_of(silos, getattr(protocol, "loss", ""))
-        if task == "regression":
-            silos = [python_arguments.with_numbers(silo) for silo in silos]
+        silos = python_arguments.alike(silos, task or "")
         model, made = python_arguments.built(model, silos, protocol, task or "", class_names, table)
         spec = Specification(
             run,
@@ -225,7 +224,7 @@ class Federation:
             spec = replace(spec, sections={**spec.settings, "protocol": {**kept, "fit": ", ".join(fits)}})
         rules.check(spec, in_python)
         test, validation = (
-            python_arguments.rows_of(part, rows, feature_names, task or "")
+            python_arguments.rows_of(part, rows, feature_names, task or "", python_arguments.of_floats(silos))
             for part, rows in (("test", test), ("validation", validation))
         )
         self._hold(spec, model, RunRows(silos, test, validation, feature_names, class_names), out, made)
@@ -261,7 +260,8 @@ class Federation:
         silos, self.column_rules, self.layout, self._roster = self._rows
         self.silos = silos
         self.test, self.validation = self._packed("test", rows.test), self._packed("validation", rows.validation)
-        row_checks = inputs.RowChecks(row_shape(silos), self.column_rules, self.feature_names)
+        tokens = silos[0].x.dtype.kind in "iu"
+        row_checks = inputs.RowChecks(row_shape(silos), self.column_rules, self.feature_names, tokens)
         inputs.check_silos(silos, spec.protocol, row_checks)
         inputs.check_names(spec.engine, silos)
         dtype = modules.DTYPES[spec.run.dtype]

@@ -69,11 +69,15 @@ class RunRows:
 
 @dataclass(frozen=True)
 class RowChecks:
-    """shape: of one row's inputs. rules: how its columns are prepared. names: of the columns, if any."""
+    """shape: of one row's inputs. rules: how its columns are prepared. names: of the columns, if any.
+
+    tokens: whether inputs are whole numbers.
+    """
 
     shape: tuple[int, ...]
     rules: ColumnRules
     names: Sequence[str] = ()
+    tokens: bool = False
 
     def check_rows(self, part: str, x: NDArray[np.generic], y: NDArray[np.generic]) -> None:
         """Raise `moretta.errors.ParameterError` unless x has one or more rows of this shape, and y as many targets."""
@@ -82,6 +86,8 @@ class RowChecks:
                 f"{part}: expected as many targets as rows, at least one, of shape {list(self.shape)} as the silos "
                 f"have; got inputs of shape {list(x.shape)} and {len(y)} targets"
             )
+        if self.tokens and x.dtype.kind == "f":
+            raise RowsError(f"{part}: expected whole numbers, token ids, as the silos have; got {x.dtype}")
         self.check_finite(part, x)
 
     def check_finite(self, whose: str, x: NDArray[np.generic], columns: Sequence[int] = ()) -> None:

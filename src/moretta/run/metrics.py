@@ -25,6 +25,7 @@ from moretta.errors import ParameterError
 from moretta.protocols.common.targets import (
     BINS,
     CONFUSION_UP_TO,
+    classes_of,
     confusion,
     counts_at_positions,
     encode,
@@ -289,6 +290,7 @@ def judged(
         measure, size, there = _of_masks(counts), counts.size, counts.sum(axis=(0, 2))
         alone = float(there.max() / max(there.sum(), 1))
     elif classes:
+        y = classes_of(y)
         scores = figures_of_classes(outputs, y, loss, names or ())
         measure, alone = _of_classes(outputs, y, loss, threshold), float(np.bincount(y).max() / len(y))
     else:

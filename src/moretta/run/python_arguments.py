@@ -256,22 +256,39 @@ def _ordered(silo: Silo, columns: Sequence[str], owner: str) -> Silo:
     return replace(silo, x=silo.x[:, order], names=tuple(columns), held_out=held)
 
 
-def rows_of(part: str, rows: Any, names: Sequence[str], task: str) -> Any:
-    """Return test or validation rows as arrays, from a pair (x, y) or a Dataset. names: of the silos' columns."""
+def rows_of(part: str, rows: Any, names: Sequence[str], task: str, floats: bool) -> Any:
+    """Return test or validation rows as arrays, from a pair (x, y) or a Dataset. names: of the silos' columns.
+
+    task, floats: as of `alike`.
+    """
     if rows is None:
         return None
-    x, y = python_rows.pair(rows, part, names, "the silos'")
-    return x, _numbers(y) if task == "regression" else y
+    return _fitting(*python_rows.pair(rows, part, names, "the silos'"), task, floats)
 
 
-def with_numbers(silo: Silo) -> Silo:
-    """Return a silo of a regression, whose whole numbers are targets and no classes."""
-    held = None if silo.held_out is None else (silo.held_out[0], _numbers(silo.held_out[1]))
-    return replace(silo, y=_numbers(silo.y), held_out=held)
+def alike(silos: Sequence[Silo], task: str) -> list[Silo]:
+    """Return silos with inputs and targets of one kind.
+
+    Inputs that are floats at one silo are so at all: numbers without a fraction by chance are no tokens. Whole numbers
+    are targets where the task is regression, and no classes.
+    """
+    floats, fitting = of_floats(silos), list[Silo]()
+    for silo in silos:
+        x, y = _fitting(silo.x, silo.y, task, floats)
+        held = None if silo.held_out is None else _fitting(*silo.held_out, task, floats)
+        fitting.append(silo if silo.remote else replace(silo, x=x, y=y, held_out=held))
+    return fitting
 
 
-def _numbers(y: NDArray[np.generic]) -> NDArray[Any]:
-    return y.astype(np.float64) if y.dtype.kind in "iub" else y
+def of_floats(silos: Sequence[Silo]) -> bool:
+    """Return whether a local silo's inputs are floats."""
+    return any(silo.x.dtype.kind == "f" for silo in silos if not silo.remote)
+
+
+def _fitting(x: Any, y: NDArray[Any], task: str, floats: bool) -> tuple[Any, NDArray[Any]]:
+    if floats and isinstance(x, np.ndarray) and x.dtype.kind in "iub":
+        x = x.astype(np.float32)
+    return x, y.astype(np.float64) if task == "regression" and y.dtype.kind in "iub" else y
 
 
 def built(

@@ -26,7 +26,7 @@ from moretta.data.layout import SampleLayout
 from moretta.data.references import OWN_CODE, is_reference
 from moretta.data.rows import as_features, as_positions, as_targets, check_finite
 from moretta.data.tables import schema
-from moretta.data.tables.files import NUMBER, Format, as_columns, check_order
+from moretta.data.tables.files import NUMBER, Format, as_columns, check_dense, check_order
 from moretta.data.tables.preparation import Expansion, Preparation
 from moretta.data.tables.rows import encode, expansion_of
 from moretta.data.tables.schema import Schema
@@ -168,6 +168,7 @@ class TrainedModel(nn.Module):
         and for numbers that may be other classes' names.
         """
         check_order({"x": x, "y": y, "groups": groups}, "evaluate")
+        check_dense(y, "y", "y")
         outputs, truths = self.outputs(self._rows(x), "x"), self.class_numbers(np.asarray(y), "y")
         kind: Any = self.task
         targets = self.fitting(truths, "y") if self.mask else as_targets(truths, "y", kind)[0]
@@ -288,7 +289,7 @@ class TrainedModel(nn.Module):
         if self.table is not None and self.table.features and (framed or isinstance(x, Mapping)):
             return encode(as_columns(x, "x", self.form), self.table, "x", self.form, labelled=False, training=False).x
         if isinstance(x, Mapping):
-            x = np.stack([np.asarray(x[name]) for name in self._wanted(tuple(x))], axis=1) if x else np.empty((0, 0))
+            x = python_rows.of_columns({name: x[name] for name in self._wanted(tuple(x))}, "x")
         elif framed:
             self._wanted(python_rows.names_of(x))
             x = python_rows.in_order(x, self.columns, "x", "the run")
