@@ -17,7 +17,7 @@ from moretta.engines.run_folder import read_json
 from moretta.errors import ParameterError
 from moretta.report.folder import read_run
 from moretta.report.table import comparison
-from moretta.run.metrics import judged
+from moretta.run.metrics import judged, of_counts
 
 
 def recall_of_two(outputs: Tensor, targets: Tensor) -> float:
@@ -76,12 +76,18 @@ def test_of_models_a_silo_it_is_the_mean_or_the_worst_models() -> None:
 
 @pytest.mark.parametrize(("groups", "sure"), [(["ann"] * 8, False), (["ann"] * 4 + ["bo"] * 4, True), (None, True)])
 def test_rows_about_one_person_have_no_interval(groups: list[str] | None, sure: bool) -> None:
-    outputs, y = np.eye(2)[np.arange(8) % 2] + [0.0, 0.6], np.arange(8) % 2
+    outputs, y = np.random.default_rng(1).random((8, 2)), np.arange(8) % 2
     together = None if groups is None else np.array(groups)
     figures = judged(outputs, y, "classification", "mse", together=together)["figures"]
-    assert {name for name, figure in figures.items() if "low" in figure} == (
-        {*figures} - {"calibration_error"} if sure else set()
-    )
+    assert [name for name in ("accuracy", "brier") if ("low" in figures[name]) != sure] == []
+
+
+def test_a_model_without_an_error_has_no_interval_that_says_it_is_certain() -> None:
+    y = np.arange(12) % 2
+    figures = judged(np.eye(2)[y], y, "classification", "mse")["figures"]
+    assert figures["accuracy"] == {"value": 1.0}
+    assert "accuracy" not in of_counts(np.diag([6, 6]))
+    assert "accuracy" in of_counts(np.array([[6, 1], [0, 6]]))
 
 
 def test_a_figure_that_is_not_finite_is_none_in_the_folder(tmp_path: Path) -> None:

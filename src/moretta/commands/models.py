@@ -90,6 +90,7 @@ def evaluate(
     Rows that do not fit the schema are left out and listed, with exit code 3.
     """
     with needs_torch():
+        from moretta.run.metrics import UNSURE
         from moretta.run.prediction import evaluate as judge
         from moretta.run.trained_model import ModelChoice
 
@@ -102,9 +103,8 @@ def evaluate(
             units = "" if scored["units"] == scored["rows"] else f" of {scored['units']} people or things"
             print(f"{part}: {scored['rows']} rows{units}")
             for name, figure in scored["figures"].items():
-                sure = "no interval: " + (
-                    "resampling rows only raises it" if scored["units"] > 1 else "all are about one"
-                )
+                why = "resampling rows only raises it" if name == UNSURE else "all resampled rows give this"
+                sure = f"no interval: {why}"
                 if "low" in figure:
                     sure = f"{figure['low']:.4g} to {figure['high']:.4g}"
                 print(f"    {name} {figure['value']:.4g} ({sure})")

@@ -275,7 +275,8 @@ def judged(
 ) -> dict[str, Any]:
     """Return `rows`; `figures`, each with `value`, `low` and `high`; `baseline`; and tables of classes.
 
-    The calibration error has a `value` only, and so have all figures where the rows are about one person or thing.
+    The calibration error has a `value` only. So has a figure that all resampled rows agree on, such as the accuracy of
+    a model without an error, or of rows that are all about one person: its interval would say that this is certain.
     `outputs`: [rows, outputs], as the model returns them. `y`: int64[rows] of classes, numbers [rows, outputs], or
     masks [rows, positions, 2], whose figures are over all positions that count. `names`: of the classes; None leaves
     the tables out. `together`: the subjects of rows. `baseline`: the accuracy of the most frequent class, or the
@@ -313,7 +314,7 @@ def judged(
     figures_told = dict[str, dict[str, float]]()
     for name, value in figures.items():
         low, high = _interval(np.concatenate(drawn[name]))
-        figures_told[name] = {"value": value} | ({"low": low, "high": high} if count > 1 else {})
+        figures_told[name] = {"value": value} | ({"low": low, "high": high} if low < high else {})
     if UNSURE in scores["metrics"]:
         figures_told[UNSURE] = {"value": scores["metrics"][UNSURE]}
     result: dict[str, Any] = {"rows": len(y), "units": count, "figures": figures_told, "baseline": alone}
@@ -338,7 +339,8 @@ def of_counts(counts: NDArray[np.int64]) -> dict[str, tuple[float, float]]:
         "accuracy": right.sum(axis=1) / rows,
         **by_counts(right, drawn.sum(axis=2), drawn.sum(axis=1)),
     }
-    return {name: _interval(values[np.isfinite(values)]) for name, values in drawn_figures.items()}
+    sure = {name: _interval(values[np.isfinite(values)]) for name, values in drawn_figures.items()}
+    return {name: (low, high) for name, (low, high) in sure.items() if low < high}
 
 
 def best_threshold(outputs: Array, y: Array, loss: str) -> float | None:
