@@ -239,7 +239,7 @@ def init(rank: str | int | None = None, config_file: str | None = None) -> None:
     _silo = _silo or _Silo()
 
 
-def _here() -> _Silo:
+def _current() -> _Silo:
     if _silo is None:
         raise MisuseError("moretta.client: call init() first")
     return _silo
@@ -250,7 +250,7 @@ def receive(timeout: float | None = None) -> FLModel | None:
 
     timeout: of FLARE's, not used.
     """
-    return _here().receive()
+    return _current().receive()
 
 
 def send(model: Any, clear_cache: bool = True) -> None:
@@ -258,23 +258,23 @@ def send(model: Any, clear_cache: bool = True) -> None:
 
     clear_cache: of FLARE's, not used.
     """
-    _here().send(model)
+    _current().send(model)
 
 
 def is_running() -> bool:
     """Wait for the next round; return whether there is one."""
-    return _here().receive() is not None
+    return _current().receive() is not None
 
 
 def rows() -> tuple[Any, Any]:
     """Return the silo's prepared inputs and targets as tensors; inputs of several arrays are a dict."""
-    return _here().rows()
+    return _current().rows()
 
 
 def get_site_name() -> str:
     """Return the silo's name."""
-    _here().receive()
-    return _here().silo
+    _current().receive()
+    return _current().silo
 
 
 def get_job_id() -> str:

@@ -54,7 +54,7 @@ def test_image_in_the_clear_is_found(in_the_clear):
     assert found.succeeded
     assert found.figures["mean_squared_error"] <= 1e-4
     assert found.figures["labels_right"] == 1.0
-    assert found.pictures[0].found.shape == (1, 1, 8, 8)
+    assert found.pictures[0].claimed.shape == (1, 1, 8, 8)
     assert "the sum" not in found.sentence
     assert OF_SUM.fits(in_the_clear.run)
 

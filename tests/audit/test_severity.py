@@ -21,4 +21,4 @@ def test_every_attack_has_a_title_and_a_severity():
 
 def test_every_severity_is_said_and_explained_the_gravest_first():
     assert severity.SEVERITIES == ("rows", "labels", "members", "protocol")
-    assert list(severity.SAID) == list(severity.MEANING) == list(severity.SEVERITIES)
+    assert list(severity.EFFECTS) == list(severity.MEANING) == list(severity.SEVERITIES)

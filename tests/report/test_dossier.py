@@ -18,7 +18,7 @@ from moretta.config import run_files
 from moretta.errors import ParameterError
 from moretta.protocols.common.accountant import MECHANISM, NEIGHBOURS, THEOREM, TRUST, Accountant
 from moretta.protocols.common.lattice import Privacy
-from moretta.protocols.common.severity import MEANING, SAID, SEVERITIES
+from moretta.protocols.common.severity import EFFECTS, MEANING, SEVERITIES
 from moretta.protocols.registry import ENTRIES, claims_of
 from moretta.report.dossier import description, document, questions, risks
 from moretta.report.dossier import page as of_sections
@@ -240,7 +240,7 @@ def test_page_and_json_have_the_same_sentences_and_each_has_a_source(run, kind):
 
 
 def test_no_text_that_a_dossier_may_have_judges():
-    fixed = [*SAID.values(), *MEANING.values(), *questions.DOCUMENTS.values(), *description.WORDS]
+    fixed = [*EFFECTS.values(), *MEANING.values(), *questions.DOCUMENTS.values(), *description.WORDS]
     fixed += [text for clause in questions.CLAUSES.values() for text in vars(clause).values()]
     fixed += [question.asks for question in questions.QUESTIONS] + [one.text for one in risks.ASSUMPTIONS]
     fixed += [text for name in ENTRIES for one in claims_of(name) for text in (one.text, one.assumes)]
@@ -301,7 +301,7 @@ def test_attacks_stand_by_severity_the_gravest_first(run):
     written = write_dossier(run("audited"))
     found = [one for one in every(written.content) if one["section"] == "4.1.c" and one["origin"] == "stated"]
     groups = list(dict.fromkeys(one["group"] for one in found))
-    assert groups == [SAID[one][0].upper() + SAID[one][1:] for one in SEVERITIES]
+    assert groups == [EFFECTS[one][0].upper() + EFFECTS[one][1:] for one in SEVERITIES]
     rows = [one for one in found if one["group"] == "Recovers rows"]
     assert rows[0]["text"] == MEANING["rows"]
     assert rows[1]["text"] == "1 of 2 attacks of this kind succeeded."

@@ -9,9 +9,9 @@ from moretta.engines.journal import CHUNK, GrowingFile, Rewritten
 from moretta.engines.run_folder import RunFolder
 from moretta.errors import ParameterError, RunFailed
 from moretta.report import living
-from moretta.report.living import Follower, Said, check_run_folder, round_of
+from moretta.report.living import Follower, Status, check_run_folder, round_of
 
-HERE = Said(has_command=True)
+HERE = Status(has_command=True)
 
 
 def line(number, **more):
@@ -227,8 +227,8 @@ def test_a_run_that_failed_says_why_until_it_goes_on(run):
 
 def test_the_command_says_what_a_folder_cannot(tmp_path):
     nowhere = RunFolder(tmp_path / "nowhere")
-    assert state(nowhere, Said(note="waiting for north", has_command=True)) == ("waiting", "waiting for north")
-    assert state(nowhere, Said(failed="no such key", has_command=True)) == ("failed", "no such key")
+    assert state(nowhere, Status(note="waiting for north", has_command=True)) == ("waiting", "waiting for north")
+    assert state(nowhere, Status(failed="no such key", has_command=True)) == ("failed", "no such key")
     assert kinds(Follower(nowhere.path).news(HERE)) == ["begin", "plan", "result", "state"]
 
 

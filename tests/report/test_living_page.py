@@ -4,7 +4,7 @@ import pytest
 from browser import BROWSER, CONTRAST, NO_BROWSER, browser
 
 from moretta.engines.run_folder import RunFolder
-from moretta.report.living import Said
+from moretta.report.living import Status
 from moretta.report.page_server import PageServer, address_of, listening
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason=NO_BROWSER)
@@ -40,7 +40,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def server(run):
-    made = PageServer(listening(0), "token", run.path, Said(has_command=True))
+    made = PageServer(listening(0), "token", run.path, Status(has_command=True))
     with made.serving():
         yield made
 
@@ -87,12 +87,12 @@ def test_it_shows_a_run_as_it_goes_is_resumed_fails_and_ends(page, run, server):
     assert text(page, "now") == "In the last round nobody was missing."
     run.history(up_to=10)
     page.wait(f"{LAST} == 'Round 10 of 40'")
-    server.said = Said(note="waiting for north", has_command=True)
+    server.status = Status(note="waiting for north", has_command=True)
     page.wait("document.getElementById('sentence').textContent == 'waiting for north'")
-    server.said = Said(failed="too few silos are left", has_command=True)
+    server.status = Status(failed="too few silos are left", has_command=True)
     page.wait("document.getElementById('word').textContent == 'Failed'")
     assert text(page, "state").split() == ["Failed", "too", "few", "silos", "are", "left"]
-    server.said = Said(has_command=True)
+    server.status = Status(has_command=True)
     for number in range(11, ROUNDS + 1):
         run.append(line(number))
     test = {"loss": 0.03, "accuracy": 0.97, "metrics": {}}

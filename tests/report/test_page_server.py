@@ -16,7 +16,7 @@ import pytest
 from moretta.engines.run_folder import RunFolder
 from moretta.errors import ParameterError, RunFailed
 from moretta.report import page_server
-from moretta.report.living import Said
+from moretta.report.living import Status
 from moretta.report.page_server import MOST, PageServer, address_of, listening, page_beside
 
 TOKEN = "a-token"
@@ -32,7 +32,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def server(run):
-    made = PageServer(listening(0), TOKEN, run.path, Said(has_command=True))
+    made = PageServer(listening(0), TOKEN, run.path, Status(has_command=True))
     with made.serving():
         yield made
 
@@ -178,11 +178,11 @@ def test_news_come_as_they_are_written_and_a_browser_that_comes_back_goes_on(ser
 
 
 def test_the_last_news_are_told_before_the_end(run):
-    server = PageServer(listening(0), TOKEN, run.path, Said(has_command=True))
+    server = PageServer(listening(0), TOKEN, run.path, Status(has_command=True))
     with server.serving():
         stream = Stream(address_of(server.socket, TOKEN))
         stream.until("state")
-        server.said = Said(failed="the disk is full", has_command=True)
+        server.status = Status(failed="the disk is full", has_command=True)
     told = stream.until("bye")
     assert [kind for kind, *_ in told] == ["state", "bye"]
     assert (told[0][1]["state"], told[0][1]["sentence"]) == ("failed", "the disk is full")

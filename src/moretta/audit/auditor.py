@@ -154,11 +154,11 @@ def audit(
                 raise _not_tried(name, names, _not_run(missed))
         if ready:
             _ = truth.architecture  # once, and here: the threads below would each export the model
-        for attack, came_to in _attacked(ready, truth, thorough, progress):
-            if isinstance(came_to, str):
-                missed[attack] = came_to
+        for attack, outcome in _attacked(ready, truth, thorough, progress):
+            if isinstance(outcome, str):
+                missed[attack] = outcome
             else:
-                done[attack] = came_to
+                done[attack] = outcome
         in_order = [done[attack] for attack in ready if attack in done]
         record = {
             "run": truth.run.id,
@@ -204,7 +204,7 @@ def _attacked(
             try:
                 inputs = attack.given(truth)
             except Exception as error:  # noqa: BLE001
-                yield attack, _said(error)
+                yield attack, _reason(error)
             else:
                 pending[pool.submit(_run, attack, inputs, truth, thorough, origin)] = (attack, inputs)
         before = len(ready) - len(pending)
@@ -215,10 +215,10 @@ def _attacked(
                 finding = attack.score(claim, truth)
                 if not np.isfinite([finding.score, finding.chance, *finding.interval]).all():  # limits compare them
                     raise AttackFailed("it has no finite score")
-                came_to: Done | str = (_line(attack, inputs, finding, seconds), finding.pictures)
+                outcome: Done | str = (_line(attack, inputs, finding, seconds), finding.pictures)
             except Exception as error:  # noqa: BLE001
-                came_to = _said(error)
-            yield attack, came_to
+                outcome = _reason(error)
+            yield attack, outcome
             if progress is not None:
                 progress(ended, len(ready), attack.name)
     finally:
@@ -233,7 +233,7 @@ def _run(attack: Attack, inputs: Given, truth: Truth, thorough: bool, origin: At
     return claim, time.perf_counter() - began
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """Return why an attack failed to run: one of our errors unchanged, any other with its class."""
     if isinstance(error, AttackFailed | MorettaError):
         return str(error)
@@ -309,7 +309,7 @@ def _write_pictures(
     line["pictures"], names = [], []
     for number, picture in enumerate(pictures):
         name = f"{line['attack']}-{number}-{token}.safetensors"
-        shown = {"true": picture.true[:PICTURES], "found": picture.found[:PICTURES]}
+        shown = {"true": picture.true[:PICTURES], "found": picture.claimed[:PICTURES]}
         data = save({key: np.ascontiguousarray(value, dtype=np.float32) for key, value in shown.items()})
         write_atomically(folder / "audit" / name, data, mode=0o600)
         line["pictures"].append({"file": f"audit/{name}", "caption": picture.caption})

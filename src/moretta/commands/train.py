@@ -106,15 +106,15 @@ def watch(
     import secrets
     import threading
 
-    from moretta.report.living import Said, check_run_folder, state_of
+    from moretta.report.living import Status, check_run_folder, state_of
     from moretta.report.page_server import PageServer, address_of, listening
 
     check_run_folder(folder)
     listener, token = listening(port), secrets.token_urlsafe(32)
-    with PageServer(listener, token, folder, Said()).serving(), suppress(KeyboardInterrupt):
+    with PageServer(listener, token, folder, Status()).serving(), suppress(KeyboardInterrupt):
         tell(f"the run's page is at {address_of(listener, token)} until ctrl-c")
         threading.Event().wait()
-    say({"format": 1, "folder": str(folder), **state_of(folder, Said())}, lambda: None)
+    say({"format": 1, "folder": str(folder), **state_of(folder, Status())}, lambda: None)
 
 
 def train(

@@ -25,7 +25,7 @@ from moretta.contract.wording import enumerated
 from moretta.engines.files import read_file
 from moretta.errors import ParameterError
 from moretta.protocols.common.claims import NAMES
-from moretta.protocols.common.severity import MEANING, SAID, SEVERITIES
+from moretta.protocols.common.severity import EFFECTS, MEANING, SEVERITIES
 from moretta.report.folder import Attacked, AuditRecord, NotRun, RunRecord
 from moretta.report.table import ends, figure, human_bytes, human_seconds, labels, plain
 
@@ -96,7 +96,7 @@ def by_severity(audit: AuditRecord) -> Iterable[tuple[str, str, Sequence[Attacke
         some = [attack for attack in audit.attacks if attack.severity == severity]
         some.sort(key=lambda attack: (not attack.succeeded, -attack.advantage))
         if some:
-            yield f"{SAID[severity][0].upper()}{SAID[severity][1:]}", MEANING[severity], some
+            yield f"{EFFECTS[severity][0].upper()}{EFFECTS[severity][1:]}", MEANING[severity], some
 
 
 def who_does(attack: Attacked | NotRun) -> str:

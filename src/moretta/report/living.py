@@ -42,7 +42,7 @@ class News:
 
 
 @dataclass(frozen=True)
-class Said:
+class Status:
     """The status by the run's command: its last sentence, and why it failed; empty for nothing.
 
     has_command: whether there is such a command, so that a run without news does not count as dead.
@@ -82,10 +82,10 @@ class Follower:
         self._history = GrowingFile(folder / "history.jsonl", history)
         self._log = GrowingFile(folder / "log.txt", log)
         self._begun = after == self._place
-        self._told = dict[str, Any]()
+        self._sent = dict[str, Any]()
         self._seen: Any = None
 
-    def news(self, status: Said) -> Iterator[News]:
+    def news(self, status: Status) -> Iterator[News]:
         """Yield the news, oldest first. status: by the run's command.
 
         `begin` tells a page to forget all rounds and lines of the log so far; then come `plan`, `rounds`, `log`,
@@ -96,7 +96,7 @@ class Follower:
             return
         try:
             if not self._begun:
-                self._begun, self._told = True, {}
+                self._begun, self._sent = True, {}
                 for file in (self._history, self._log):
                     file.restart()
                 yield News("begin", {}, self._place)
@@ -106,7 +106,7 @@ class Follower:
             return
         self._seen = seen
 
-    def _new(self, status: Said) -> Iterator[News]:
+    def _new(self, status: Status) -> Iterator[News]:
         yield from self._changed("plan", plan_of(self._folder))
         for lines in self._history.read():
             yield News("rounds", rounds_of(lines), self._place)
@@ -122,8 +122,8 @@ class Follower:
         return f"{self._history.mark}_{self._log.mark}"
 
     def _changed(self, kind: str, data: Mapping[str, Any]) -> Iterator[News]:
-        if self._told.get(kind) != data:
-            self._told[kind] = data
+        if self._sent.get(kind) != data:
+            self._sent[kind] = data
             yield News(kind, data, self._place)
 
 
@@ -194,7 +194,7 @@ def result_of(folder: Path) -> dict[str, Any]:
     }
 
 
-def state_of(folder: Path, status: Said) -> dict[str, Any]:
+def state_of(folder: Path, status: Status) -> dict[str, Any]:
     """Return the state, waiting, running, ended or failed, and a sentence on it, which may be empty."""
     last = last_lines(folder / "log.txt")[-1:]
     failed = _FAILED.fullmatch(last[0].decode("utf-8", "replace")) if last else None

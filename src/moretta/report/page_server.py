@@ -9,7 +9,7 @@ At most `MOST` connections that have shown the token are open, and beside them a
 no slot from the others: each has `PATIENCE` for its whole request, and the oldest is closed where one more comes.
 
 As a program (`python -m moretta.report.page_server FOLDER DESCRIPTOR`) it serves for a run's command, on a socket that
-the command has opened. Standard input has the token, then a JSON object a line (`Said`), and ends with the command. A
+the command has opened. Standard input has the token, then a JSON object a line (`Status`), and ends with the command. A
 separate process takes none of the run's time, and has no threads in the process that forks.
 """
 
@@ -33,7 +33,7 @@ from typing import IO, Any, cast
 
 from moretta.engines.run_folder import why
 from moretta.errors import ParameterError
-from moretta.report.living import Follower, News, Said
+from moretta.report.living import Follower, News, Status
 
 HOST = "127.0.0.1"
 MOST = 16  # connections at a time that have shown the token, and that have not
@@ -91,11 +91,11 @@ class PageServer(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, listener: socket.socket, token: str, folder: Path, status: Said) -> None:
+    def __init__(self, listener: socket.socket, token: str, folder: Path, status: Status) -> None:
         super().__init__(listener.getsockname(), _Request, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
-        self.token, self.folder, self.said = token, folder, status
+        self.token, self.folder, self.status = token, folder, status
         self.hosts = {f"{name}:{listener.getsockname()[1]}" for name in (HOST, "localhost")}
         self.ended = threading.Event()
         self.streams = set[int]()  # threads that send news
@@ -213,7 +213,7 @@ class _Request(BaseHTTPRequestHandler):
             follower, sent = Follower(self.server.folder, self.headers.get("Last-Event-ID", "")), time.monotonic()
             while True:
                 last = self.server.ended.is_set()  # before the look, so that nothing is missed
-                for event in follower.news(self.server.said):
+                for event in follower.news(self.server.status):
                     self.wfile.write(_written(event))
                     sent = time.monotonic()
                 if last:
@@ -236,10 +236,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command is interrupted too, and reports its end here
     folder, descriptor = Path(sys.argv[1]), int(sys.argv[2])
     token = sys.stdin.readline().strip()
-    server = PageServer(socket.socket(fileno=descriptor), token, folder, Said(has_command=True))
+    server = PageServer(socket.socket(fileno=descriptor), token, folder, Status(has_command=True))
     with server.serving():
         for line in sys.stdin:
-            server.said = replace(server.said, **json.loads(line))
+            server.status = replace(server.status, **json.loads(line))
 
 
 PROGRAM = (sys.executable, "-P", "-m", "moretta.report.page_server")

@@ -303,15 +303,15 @@ def _kind(aim: str, some: Sequence[Attacked]) -> Iterator[Phrase]:
     """Yield how many attacks of one severity succeeded, and which got furthest."""
     won = sorted((attack for attack in some if attack.succeeded), key=lambda attack: -attack.advantage)
     if not won:
-        yield Phrase(came_to(aim, some))
+        yield Phrase(successes(aim, some))
         return
     who = who_does(won[0])
     furthest = ", the furthest" * (len(won) > 1)
-    yield Phrase(f"{came_to(aim, some)}{furthest}: {who[0].lower()}{who[1:]}", won[0].attack)
+    yield Phrase(f"{successes(aim, some)}{furthest}: {who[0].lower()}{who[1:]}", won[0].attack)
     yield Phrase(f", {way(won[0])}")
 
 
-def came_to(aim: str, some: Sequence[Attacked]) -> str:
+def successes(aim: str, some: Sequence[Attacked]) -> str:
     """Return how many attacks of one severity succeeded, without a full stop. aim: of the attacks."""
     won, silent = (sum(attack.ended == ended for attack in some) for ended in ("succeeded", "no evidence"))
     if not some:
@@ -394,7 +394,7 @@ class Tested:
 
     who: str
     attack: str
-    came_to: str
+    outcome: str
 
 
 @dataclass(frozen=True)
@@ -410,7 +410,7 @@ class Statement:
         """The support of the sentence, in words."""
         if not self.tested:
             return UNTESTED
-        return f"tested on this run: {'; '.join(f'{test.who} ({test.attack}): {test.came_to}' for test in self.tested)}"
+        return f"tested on this run: {'; '.join(f'{test.who} ({test.attack}): {test.outcome}' for test in self.tested)}"
 
 
 def privacy_statements(record: RunRecord) -> tuple[Statement, ...]:
@@ -420,7 +420,7 @@ def privacy_statements(record: RunRecord) -> tuple[Statement, ...]:
         sentence = f"This version of the report has no sentence about the aggregation scheme {scheme(run)}."
         statements.append(Statement("Server", sentence))
     for role in ROLES:
-        for claim in _said(run, role):
+        for claim in _stated(run, role):
             tested = tuple(_tested(attack) for attack in attacked if attack.attack in claim.attacks)
             statements.append(Statement(role, claim.sentence(run), tested))
     return tuple(statements)
@@ -459,7 +459,7 @@ def _claims(run: Record) -> Sequence[Claim]:
     return [*unknown, SCORES, *LISTENERS, *NOTES]
 
 
-def _said(run: Record, role: Role) -> list[Claim]:
+def _stated(run: Record, role: Role) -> list[Claim]:
     """Return a role's claims with a sentence about this run; if one of them stands alone, that one only."""
     claims = [claim for claim in _claims(run) if claim.role in ROLES[role] and not claim.silent and claim.holds(run)]
     return [claim for claim in claims if claim.alone] or claims

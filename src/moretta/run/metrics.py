@@ -182,10 +182,10 @@ def tables_of_counts(
     tables: dict[str, Any] = {"by_class": by_class}
     if len(counts) <= CONFUSION_UP_TO:
         tables["confusion"] = counts.tolist()
-    return tables if bins is None else tables | {"reliability": _told(bins)}
+    return tables if bins is None else tables | {"reliability": _filled_bins(bins)}
 
 
-def _told(bins: NDArray[np.float64]) -> list[dict[str, float]]:
+def _filled_bins(bins: NDArray[np.float64]) -> list[dict[str, float]]:
     """Return each bin that has rows: its range, its rows, their mean probability and their accuracy."""
     return [
         {

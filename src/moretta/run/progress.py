@@ -203,19 +203,19 @@ class _Cell:
     """A bar in a notebook's cell: HTML, with text for notebooks that show none."""
 
     def __init__(self, notebook: Any, label: str, rounds: int) -> None:
-        self._label, self._rounds, self._said, self._rhythm = label, rounds, list[str](), Rhythm(REFRESH)
+        self._label, self._rounds, self._notes, self._rhythm = label, rounds, list[str](), Rhythm(REFRESH)
         self._at, self._figures = 0, ""
         self._handle = notebook.display(self._picture(), raw=True, display_id=True)
 
     def show(self, number: int, line: Mapping[str, Any]) -> None:
-        self._said += _events(line)
+        self._notes += _events(line)
         figures = "  ".join(f"{name} {value:.4f}" for name, value in _figures(line).items())
         self._at, self._figures = number, figures or self._figures
         if self._rhythm.due(last=number == self._rounds or bool(line["dropped"])):
             self.end()
 
     def say(self, text: str) -> None:
-        self._said.append(text)
+        self._notes.append(text)
         self.end()
 
     def end(self) -> None:
@@ -224,5 +224,5 @@ class _Cell:
     def _picture(self) -> dict[str, str]:
         text = f"{self._label} {self._at}/{self._rounds}  {self._figures}".rstrip()
         bar = f'<progress value="{self._at}" max="{self._rounds}"></progress>'
-        lines = [f"{bar} {html.escape(text)}", *map(html.escape, self._said)]
-        return {"text/plain": "\n".join([text, *self._said]), "text/html": "<br>".join(lines)}
+        lines = [f"{bar} {html.escape(text)}", *map(html.escape, self._notes)]
+        return {"text/plain": "\n".join([text, *self._notes]), "text/html": "<br>".join(lines)}

@@ -198,7 +198,7 @@ def _opened(of: Summand, maker: str, sealed: Array) -> Words | None:
 
 
 def _check(planned: PlannedSum, silo: str, upload: SealedShares) -> None:
-    cohort, request = planned.cohort, planned.wanted
+    cohort, request = planned.cohort, planned.request
     sealed_bytes = planned.length * planned.ring.dtype.itemsize + TAG_BYTES
     if upload.shares.keys() != cohort.neighbours[silo]:
         raise PeerError(f"expected a sealed share for each of {len(cohort.names) - 1} other silos")
@@ -241,7 +241,7 @@ def _added(planned: PlannedSum, replies: Replies, asked: bytes) -> Exchange[Rela
     weight = np.array(sum(upload.weight for upload in uploads.values()), dtype=ring.dtype)
     if not planned.rules.public_weights:
         weight, total = total[:1].reshape(()), total[1:]
-    return Relayed(unpacked(total, planned.wanted.shapes), weight, cohort.names)
+    return Relayed(unpacked(total, planned.request.shapes), weight, cohort.names)
 
 
 ADDITIVE = Scheme(

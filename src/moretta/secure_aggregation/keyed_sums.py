@@ -57,14 +57,14 @@ class PlannedSum:
     stamp: Stamp
     cohort: Cohort
     ring: Ring
-    wanted: Wanted
+    request: Wanted
     rules: Rules
     levels: Levels | None = None
 
     @property
     def length(self) -> int:
         """The number of ring elements that a silo hides."""
-        return _length(self.wanted.shapes, self.rules)
+        return _length(self.request.shapes, self.rules)
 
 
 Answer = Callable[[Any], Message]

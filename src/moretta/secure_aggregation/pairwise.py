@@ -103,7 +103,7 @@ def _mask(part: Summand) -> tuple[MaskedUpload, Answer]:
 
 
 def _check(planned: PlannedSum, silo: str, upload: MaskedUpload) -> None:
-    ring, request, cohort = planned.ring, planned.wanted, planned.cohort
+    ring, request, cohort = planned.ring, planned.request, planned.cohort
     if upload.maker != silo:
         raise PeerError("expected the silo's own upload, got another's")
     check_tensors(request.shapes, upload.tensors)
@@ -120,7 +120,7 @@ def _check(planned: PlannedSum, silo: str, upload: MaskedUpload) -> None:
 
 def _unmasked(planned: PlannedSum, replies: Replies, asked: bytes) -> Exchange[Relayed | Aborted]:
     """Agree on the survivors, collect their shares, and add up."""
-    request = planned.wanted
+    request = planned.request
     label = label_of(planned.stamp, planned.cohort.digest, request.shapes, request.fraction_bits, asked)
     confirmed = yield from _confirmed(planned, label, replies)
     if isinstance(confirmed, Aborted):

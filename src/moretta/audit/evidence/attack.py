@@ -35,7 +35,7 @@ class Reconstruction:
 
     caption: str
     true: Array
-    found: Array
+    claimed: Array
 
 
 @dataclass(frozen=True)

@@ -260,14 +260,14 @@ class Truth:
 
     def role(self, silo: str, number: int) -> Client:
         """Return a silo's role by PyTorch, for any runner, as it stood in a round, set up."""
-        client = self._here.clients[silo]
+        client = self._pytorch_roles.clients[silo]
         client.restore(self.states(number)[f"silo-{silo}"])
         at, of = Stamp(self.place.run, number, 0), self.federation
         client.answer(Begin.of(at, modules.schema(of.model), of.spec.table_digest, self._preparation))
         return client
 
     @cached_property
-    def _here(self) -> Roles:
+    def _pytorch_roles(self) -> Roles:
         return self.federation.without_edge_processes().players(self.planned, self.seed)
 
     @cached_property

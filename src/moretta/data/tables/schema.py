@@ -322,7 +322,7 @@ def of(tables: Mapping[str, Any], where: str = "schema") -> Schema:
     try:
         return Schema.model_validate_json(json.dumps({"columns": columns}, default=_plain), strict=True)
     except ValidationError as error:
-        raise ParameterError(f"{where}: {_said(error)}") from None
+        raise ParameterError(f"{where}: {_reason(error)}") from None
     except ParameterError as error:
         raise ParameterError(f"{where}: {error}") from None
 
@@ -334,7 +334,7 @@ def _plain(value: object) -> str:
     raise ParameterError("expected numbers, strings, dates and lists")
 
 
-def _said(error: ValidationError) -> str:
+def _reason(error: ValidationError) -> str:
     fault = error.errors(include_url=False)[0]
     place = [str(part) for part in fault["loc"]]
     column, keys = place[1] if len(place) > 1 else "", [part for part in place[3:] if not part.isdigit()]

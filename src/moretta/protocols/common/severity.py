@@ -12,7 +12,7 @@ Severity = Literal["rows", "labels", "members", "protocol"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 """All severities, the gravest first."""
 
-SAID: Mapping[Severity, str] = {
+EFFECTS: Mapping[Severity, str] = {
     "rows": "recovers rows",
     "labels": "recovers labels or properties",
     "members": "finds members",
@@ -20,7 +20,7 @@ SAID: Mapping[Severity, str] = {
 }
 """What an attack of each severity does, in words for people."""
 
-TRIES: Mapping[Severity, str] = {name: f"to {text.replace('s ', ' ', 1)}" for name, text in SAID.items()}
+TRIES: Mapping[Severity, str] = {name: f"to {text.replace('s ', ' ', 1)}" for name, text in EFFECTS.items()}
 """The same, as the aim of an attack."""
 
 _WHERE = "Where an attack of this kind succeeds,"

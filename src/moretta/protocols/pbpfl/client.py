@@ -74,7 +74,7 @@ class Client:
                 y = ratios.unblinded(message, waiting.lambdas)
                 answer = Softmax(stamp=stamp, y=y, k=k, encoding=encoding)
                 return (yield from self._after_softmax(answer, waiting))
-        model = self._noisy.own if isinstance(message, Score) else self._noisy.given
+        model = self._noisy.own if isinstance(message, Score) else self._noisy.built
         with self.phase("aggregation"):
             return self._rows.answer(message, self._contributor, model)
 

@@ -177,15 +177,15 @@ class TermGradients:
 
 
 class NoisyModel:
-    """A model with the noisy weights of each round. given: never written to; a copy runs."""
+    """A model with the noisy weights of each round. built: never written to; a copy runs."""
 
     def __init__(self, model: nn.Module, head: Head, rows: SiloRows) -> None:
-        self.given, self.head, self.passes, self._frozen = model, head, rows.passes, rows.frozen
+        self.built, self.head, self.passes, self._frozen = model, head, rows.passes, rows.frozen
 
     @cached_property
     def own(self) -> nn.Module:
         """A copy for one silo alone."""
-        return copy.deepcopy(self.given).train()
+        return copy.deepcopy(self.built).train()
 
     @cached_property
     def buffers(self) -> Mapping[str, Tensor]:
@@ -200,8 +200,8 @@ class NoisyModel:
     @cached_property
     def stacks(self) -> bool:
         """Whether several silos' batches may go through it together."""
-        small = modules.size(self.given) <= LARGEST and not list(self.given.buffers())
-        return small and self.passes == WHOLE and dense_layers(self.given, self.head.module) is not None
+        small = modules.size(self.built) <= LARGEST and not list(self.built.buffers())
+        return small and self.passes == WHOLE and dense_layers(self.built, self.head.module) is not None
 
     def at_head(self, ask: TrainOn, model: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
         """Load a round's weights; return the head's, int64[outputs] parts and the `terms.selector`."""
@@ -230,7 +230,7 @@ class ForwardWork:
         if not isinstance(self.rows.x, Tensor) or self.rows.augment or not self.model.stacks:
             return None
         shapes = tuple(self.rows.x.shape[1:]), tuple(self.rows.y.shape[1:]), self.rows.y.dtype
-        return id(self.model.given), id(self.ask), len(self.index), *shapes
+        return id(self.model.built), id(self.ask), len(self.index), *shapes
 
     def alone(self) -> Forwarded:
         """Return the silo's batch at its own model's head."""
@@ -246,7 +246,7 @@ class ForwardWork:
     def together(self, works: Sequence[ForwardWork]) -> list[Forwarded]:
         """Return the batches of several silos at the head of one copy of the model."""
         head = self.model.head
-        model = copy.deepcopy(self.model.given).train()
+        model = copy.deepcopy(self.model.built).train()
         weight, parts, spread = self.model.at_head(self.ask, model)
         trunk, batches = Trunk(model, head), [work.rows.rows(work.index) for work in works]
         inputs = torch.stack([inputs for inputs, _ in batches])

@@ -127,7 +127,7 @@ def content(title: str, run: str, sections: Sequence[Chapter]) -> dict[str, Any]
         "kind": KIND,
         "title": title,
         "run": run,
-        "sections": [_told(section) for section in sections],
+        "sections": [_as_json(section) for section in sections],
         "clauses": {name: asdict(clause) for name, clause in CLAUSES.items() if name in used},
     }
     return {**parts, "digest": digest(parts)}
@@ -166,7 +166,7 @@ def loads(data: bytes, where: str) -> dict[str, Any]:
     return document
 
 
-def _told(section: Chapter) -> dict[str, Any]:
+def _as_json(section: Chapter) -> dict[str, Any]:
     """Return a section as the JSON has it: each sentence with its id, without empty fields."""
     chapter = section.model_dump(mode="json")
     for place, line in enumerate(chapter["sentences"], start=1):

@@ -35,7 +35,7 @@ from moretta.report.dossier.evidence import Evidence, hashes, read_evidence
 from moretta.report.dossier.questions import CLAUSES, DOCUMENTS, QUESTIONS, TEMPLATE
 from moretta.report.dossier.risks import attacks, epsilon, method, remaining, unaudited, unit
 from moretta.report.page import SIGNATURES, template, write_files
-from moretta.report.statements import came_to
+from moretta.report.statements import successes
 from moretta.report.table import figure
 from moretta.secure_aggregation.identity import Identity, Roster, fingerprint, parse_public_line, public_line, verify
 
@@ -56,7 +56,7 @@ def brief(evidence: Evidence) -> Iterator[Sentence]:
     else:
         for severity in SEVERITIES:
             some = [attack for attack in record.audit.attacks if attack.severity == severity]
-            yield sentence(came_to(TRIES[severity], some), of_audited("attacks"))
+            yield sentence(successes(TRIES[severity], some), of_audited("attacks"))
     if record is not None and is_noised(record.content):
         text = f"Epsilon is {figure(float(str(record.facts['epsilon'])))} for {unit(record.facts)}"
         yield sentence(text, of_result("facts", "epsilon"))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from moretta.protocols.common.claims import Record, has_no_roster, is_masked, is_noised, is_over_machines, is_summed
-from moretta.protocols.common.severity import MEANING, SAID, SEVERITIES, Severity
+from moretta.protocols.common.severity import EFFECTS, MEANING, SEVERITIES, Severity
 from moretta.report.audit import CONFINED, ROLES, interval, who_does
 from moretta.report.dossier.description import held
 from moretta.report.dossier.document import (
@@ -69,7 +69,7 @@ def attacks(evidence: Evidence) -> Iterator[Sentence]:
 def _of_severity(audit: AuditRecord, severity: Severity) -> Iterator[Sentence]:
     some = [(place, attack) for place, attack in enumerate(audit.attacks) if attack.severity == severity]
     won = sum(attack.succeeded for _, attack in some)
-    group = SAID[severity][0].upper() + SAID[severity][1:]
+    group = EFFECTS[severity][0].upper() + EFFECTS[severity][1:]
     yield sentence(MEANING[severity], of_audited("attacks"), group=group)
     text = f"{won or 'None'} of {len(some)} attacks of this kind succeeded"
     if len(some) < 2:
@@ -77,10 +77,10 @@ def _of_severity(audit: AuditRecord, severity: Severity) -> Iterator[Sentence]:
         text = f"The one attack of this kind {ended}" if some else "No attack of this kind was tried on this run"
     yield sentence(text, of_audited("attacks"), group=group)
     for place, attack in sorted(some, key=lambda pair: -pair[1].advantage):
-        yield from under(group, _came_to(place, attack))
+        yield from under(group, _outcome(place, attack))
 
 
-def _came_to(place: int, attack: Attacked) -> list[Sentence]:
+def _outcome(place: int, attack: Attacked) -> list[Sentence]:
     """Return the result of one attack: its verdict for people, the audit's own sentence, its view and knowledge."""
     verdict: Verdict = "succeeded" if attack.succeeded else "failed"
     guessed = figure(attack.chance)

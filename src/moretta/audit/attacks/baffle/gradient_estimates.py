@@ -153,7 +153,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
         {"directions": count, "parameters": size, "cosine_expected": np.mean(expected)},
         extra,
         measure="cosine between the server's K-rank estimate and the true gradient",
-        sentence=f"{sentence}, at a cosine of {mean:.2f} with the true one{_said(extra, len(rows.x))}",
+        sentence=f"{sentence}, at a cosine of {mean:.2f} with the true one{_figures_of(extra, len(rows.x))}",
         pictures=pictures,
     )
 
@@ -179,7 +179,7 @@ def _finding(
     )
 
 
-def _said(figures: dict[str, float], rows: int) -> str:
+def _figures_of(figures: dict[str, float], rows: int) -> str:
     if not figures:
         return ""
     return (
