@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moretta.commands.terminal import AllowCode, Overrides, allows_code, needs_torch, read, say, screen, show, tell
-from moretta.commands.train import audit_bar, train_with_bar
-from moretta.errors import ParameterError, RunFailed
+from moretta.commands.terminal import AllowCode, Overrides, allows_code, needs_torch, read, say, show, tell
+from moretta.commands.train import audit_bar, bar_of, train_with_bar
+from moretta.errors import ParameterError
 
 if TYPE_CHECKING:
     from moretta.run.comparison import Cell
@@ -219,8 +219,6 @@ def reproduce(
     overrides: Overrides = [],  # noqa: B006  # typer reads the default, nothing writes to it
 ) -> None:
     """Run a paper's experiment, and show its figures beside the paper's."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     from moretta.data.references import OWN_CODE, resolve
 
     if not (experiments / "reproduction.py").is_file():
@@ -236,25 +234,9 @@ def reproduce(
             say({"experiments": entries}, lambda: print(*lines(entries), sep="\n"))
             return
         chosen = choose(name, experiments, data, quick, epochs, overrides, only)
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=screen, transient=True) as bar:
-            task = bar.add_task(name, total=None)
-
-            def watch(cell: str, number: int, rounds: int) -> None:
-                bar.update(task, description=cell, completed=number, total=rounds)
-
-            def tell(line: str) -> None:
-                bar.console.print(line, soft_wrap=True)
-
-            try:
-                results = chosen.run(out, tell, watch)
-            except KeyboardInterrupt:
-                raise RunFailed("interrupted; the same command continues with the remaining cells") from None
+        interrupted = "interrupted; the same command continues with the remaining cells"
+        with bar_of(name, interrupted, remaining=True) as watch:
+            results = chosen.run(out, tell, watch)
     say(
         results,
         lambda: _print_reproduction(results, chosen.path(out), resolve("reproduction:table", experiments, OWN_CODE)),

@@ -65,21 +65,37 @@ def _left_in(folder: Path) -> str:
 
 
 @contextmanager
-def audit_bar(folder: Path) -> Iterator[Callable[[int, int, str], None]]:
-    """Show an audit's progress bar; yields the function that moves it. Raises RunFailed on ctrl-c."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+def bar_of(name: str, interrupted: str, *, remaining: bool = False) -> Iterator[Callable[[str, int, int], None]]:
+    """Show a bar; yields the function that moves it: what is done now, how much is done, of how much.
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=screen, transient=True) as bar:
-        task = bar.add_task(f"audit of {folder.name}", total=None)
+    remaining: whether it shows the time that is left, not the time that has passed.
+    Raises RunFailed on ctrl-c, with the sentence `interrupted`.
+    """
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
-        def progress(done: int, of: int, name: str) -> None:
-            bar.update(task, description=f"audit of {folder.name}: {name}", completed=done, total=of)
-
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    time = TimeRemainingColumn() if remaining else TimeElapsedColumn()
+    with Progress(*columns, time, console=screen, transient=True) as bar:
+        task = bar.add_task(name, total=None)
         try:
-            yield progress
+            yield lambda now, done, of: bar.update(task, description=now, completed=done, total=of)
         except KeyboardInterrupt:
-            raise RunFailed("interrupted; this audit wrote nothing") from None
+            raise RunFailed(interrupted) from None
+
+
+@contextmanager
+def audit_bar(folder: Path) -> Iterator[Callable[[int, int, str], None]]:
+    """Show an audit's bar; yields the function that moves it. Raises RunFailed on ctrl-c."""
+    title = f"audit of {folder.name}"
+    with bar_of(title, "interrupted; this audit wrote nothing") as move:
+        yield lambda done, of, name: move(f"{title}: {name}", done, of)
 
 
 Port = Annotated[int | None, typer.Option("--watch-port", help="The port of the live page.", min=0, max=65535)]

@@ -5,7 +5,7 @@ run may take here; all else that touches rows is pinned by the first run (`moret
 """
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
@@ -214,14 +214,7 @@ def load(path: str | Path, *, rows: bool = True) -> SiloFile:
     """
     path = Path(path)
     tables = read_toml(path, "the silo file")
-    kinds: dict[str, type[Section]] = {
-        "silo": SiloSection,
-        "data": RowsSection,
-        "mapping": ColumnMapping,
-        "limits": Limits,
-        "runs": Runs,
-        "privacy": Floors,
-    }
+    kinds: dict[str, Any] = {name: known.annotation for name, known in SiloFile.model_fields.items() if name != "base"}
     try:
         for name, table in tables.items():
             if name not in kinds:

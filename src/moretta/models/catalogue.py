@@ -186,13 +186,8 @@ HOMES: Mapping[str, tuple[str, ...]] = {
 FROM_THE_NET = (
     "pretrained", "weights", "weights_backbone", "encoder_weights", "pretrained_backbone", "checkpoint_path"
 )  # fmt: skip
-IMPLEMENTATIONS = (
-    "eager",
-    "sdpa",
-    "flex_attention",
-    "batched_mm",
-    "grouped_mm",
-)  # of transformers; others load kernels
+# Of transformers; others load kernels.
+IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")
 
 
 def function_of(source: str, base: Path, agreed: Container[str]) -> Callable[..., Any]:
