@@ -148,7 +148,7 @@ def flares(folder: Path, *, secure: bool) -> Path:
     from moretta.deployment.recipe.site import SILOS, KeepResult, RecordViews
     from moretta.secure_aggregation.secure_sum import secure_sum
 
-    made = {name: KeepResult(TEXT, str(folder)) if secure else RecordViews(str(folder)) for name in NAMES}
+    made = {name: KeepResult(TEXT, str(folder), 64) if secure else RecordViews(str(folder)) for name in NAMES}
     weights = {name: one.numpy() for name, one in model().state_dict().items()}
     for number in range(ROUNDS):
         own = [stepped(k, weights) for k in range(len(NAMES))]

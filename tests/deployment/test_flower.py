@@ -350,11 +350,14 @@ def test_settings_that_no_sum_has_are_refused(options: dict[str, Any], sentence:
         flower.SecureFedAvg(**options)
 
 
-def test_examples_beyond_the_bound_end_the_run_by_a_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bound", [46, 12, 1])
+def test_examples_beyond_the_bound_end_the_run_by_a_sentence(bound: int, tmp_path: Path) -> None:
+    """Four clients have 10 to 13 examples. No refusal shows which has more than a bound that the server chose."""
     nodes = Nodes(folders(tmp_path, *NAMES).values(), app(steps))
-    few = flower.SecureFedAvg(secure=SecureAggregation(roster=tmp_path / "roster.toml"), most_examples=46)
-    with pytest.raises(RunFailed, match=r"together are 46 or more.*larger most_examples"):
+    few = flower.SecureFedAvg(secure=SecureAggregation(roster=tmp_path / "roster.toml"), most_examples=bound)
+    with pytest.raises(RunFailed, match=rf"together are {bound} or more.*larger most_examples"):
         play(nodes, few)
+    assert not nodes.told
 
 
 # -- A server that deviates --------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def site(
     name: str, given: Shareable | None = None, settings: str = TEXT, task: Shareable | None = None
 ) -> tuple[KeepResult, Shareable]:
     """Return a site that was sent the model and came to a result, and what left it."""
-    kept, task = KeepResult(settings), task or asked()
+    kept, task = KeepResult(settings, most_weight=2**10), task or asked()
     told = {FLContextKey.TASK_NAME: TASK, FLContextKey.TASK_DATA: task}
     kept.handle_event(EventType.BEFORE_TASK_EXECUTION, context(name, **told))
     return kept, kept.process(result(own(name)) if given is None else given, context(name))
@@ -115,6 +115,15 @@ def test_results_of_another_task_do_not_add_up(others: Shareable) -> None:
     sites = {name: site(name, task=others if name != "north" else None)[0] for name in NAMES}
     total = secure_sum({n: delivers(kept, n) for n, kept in sites.items()}, SHAPES, SECURE, most_weight=2**10)
     assert list(total.silos) == ["east", "south", "west"]
+
+
+def test_a_site_with_more_steps_than_the_bound_counts_as_that() -> None:
+    """A site that refused showed by one bound a round how many steps it takes, and so how many rows it has."""
+    sites = {name: site(name, result(own(name), steps=5000 if name == "north" else 5))[0] for name in NAMES}
+    total = secure_sum({n: delivers(kept, n) for n, kept in sites.items()}, SHAPES, SECURE, most_weight=2**10)
+    assert (list(total.silos), total.weight) == (NAMES, 2**10)  # at which the job's server loses the round
+    with pytest.raises(RunFailed, match="expected an encoding for 1024 steps"):
+        secure_sum({n: delivers(site(n)[0], n) for n in NAMES}, SHAPES, SECURE, most_weight=2**9)
 
 
 def _values(value: Any) -> list[Any]:

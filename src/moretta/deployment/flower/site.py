@@ -313,11 +313,14 @@ def taken(content: RecordDict, sent: ArrayRecord | None, terms: SumTerms) -> tup
         raise PolicyError(f"expected one MetricRecord in the app's reply, with the key `{terms.weighted_by}`")
     metrics = dict(records[0])
     weight = metrics.pop(terms.weighted_by)
-    if isinstance(weight, list) or not 1 <= weight <= terms.most_weight or weight != int(weight):  # NaN is in no range
-        raise RowsError(
-            f"`{terms.weighted_by}` is {weight!r:.40}; expected a whole number from 1 to {terms.most_weight}, which is "
-            "all silos' most (SecureFedAvg(most_examples=...))"
-        )
+    if isinstance(weight, list) or not np.isfinite(weight) or weight != int(weight) or weight < 1:
+        raise RowsError(f"`{terms.weighted_by}` is {weight!r:.40}; expected a whole number, 1 or more")
+    if weight > terms.most_weight:  # a silo that refused would show its own number to who tries bounds
+        log.warning(
+            "Moretta: `%s` counts as %d, all silos' most, at which the server ends the run: give "
+            "SecureFedAvg(most_examples=...) more", terms.weighted_by, terms.most_weight
+        )  # fmt: skip
+        weight = terms.most_weight
     widths = {name: len(value) if isinstance(value, list) else 0 for name, value in sorted(metrics.items())}
     if empty := [name for name, value in metrics.items() if value == []]:
         raise PolicyError(f"expected numbers as metrics of the app's reply; `{empty[0]:.40}` is an empty list")

@@ -115,7 +115,10 @@ class SecureFedAvg(FedAvg):  # type: ignore[misc]
         secure = secure.model_copy(update={"roster": Path(self.roster) if self.roster else None})
         request = {SILOS: self._asked, KIND: kind, METRICS: metrics}
         deliver = {name: self._deliver(name, request) for name in self._asked}
-        return secure_sum(deliver, shapes, secure, most_weight=self.most_weight), kind
+        total = secure_sum(deliver, shapes, secure, most_weight=self.most_weight)
+        if total.weight >= self.most_weight:
+            raise RunFailed(f"all sites' steps are {self.most_weight} or more, expected fewer; raise most_weight")
+        return total, kind
 
     def _deliver(self, name: str, request: Mapping[str, Any]) -> Callable[[bytes], bytes]:
         def deliver(data: bytes) -> bytes:
@@ -208,5 +211,6 @@ class SecureFedAvgRecipe(FedAvgRecipe):  # type: ignore[misc]
     def finalize(self) -> None:
         """Add the filter that keeps results, after all others."""
         if not self._keeps:
-            self.add_client_output_filter(KeepResult(self._sums["settings"], self._views), tasks=[TASK])
+            keep = KeepResult(self._sums["settings"], self._views, self._sums["most_weight"])
+            self.add_client_output_filter(keep, tasks=[TASK])
             self._keeps = True

@@ -31,6 +31,7 @@ from moretta.engines.flare.cells import guard_stream
 from moretta.engines.folder_lock import take_turn
 from moretta.errors import PRIVATE, MorettaError, PeerError, PolicyError, RangeError, RowsError, disclosed
 from moretta.secure_aggregation.cohort import Participation
+from moretta.secure_aggregation.encoding import MOST_WEIGHT
 from moretta.secure_aggregation.plain import PlainUpload
 from moretta.secure_aggregation.secure_sum import CODEC, AskSum, SumClient
 from moretta.secure_aggregation.sums import message_digest
@@ -159,12 +160,12 @@ class KeepResult(RecordViews):
     """The last filter of a site: a training task's result stays here, and the server learns only sums of it.
 
     settings: [secure-aggregation] of the job, as TOML. folder: for the site's view of sums, as in `RecordViews`; empty
-    records nothing.
+    records nothing. most_weight: a bound of all sites' steps together; a site with more counts as that.
     """
 
-    def __init__(self, settings: str, folder: str = "") -> None:
+    def __init__(self, settings: str, folder: str = "", most_weight: int = 2**24) -> None:
         super().__init__(folder)
-        self.settings = settings
+        self.settings, self.most_weight = settings, most_weight
         self._lock, self._about = threading.Lock(), b""
         self._result: TaskResult | None = None
         self._sum: tuple[str, SumClient] | None = None
@@ -217,7 +218,10 @@ class KeepResult(RecordViews):
         data = request.get(DATA)
         if not isinstance(data, bytes):
             raise PeerError("expected the bytes of a message")
-        run = CODEC.decode(data).stamp.run
+        asks = CODEC.decode(data)
+        run = asks.stamp.run
+        if isinstance(asks, AskSum) and asks.encoding.get(MOST_WEIGHT) != self.most_weight:
+            raise PeerError(f"expected an encoding for {self.most_weight} steps, as in the job")
         if self._sum is None or self._sum[0] != run:
             result, self._result = self._result, None
             if result is None:
@@ -241,7 +245,8 @@ class KeepResult(RecordViews):
         tensors = {WEIGHT + name_of_weight: array for name_of_weight, array in result.weights.items()}
         tensors |= {METRIC + metric: np.asarray(result.metrics[metric]) for metric in metrics}
         helped = None if self._file is None else self._file.helped.opened
-        return SumClient(name, silos, tensors, result.weight, secure, helped, result.about)
+        weight = min(result.weight, self.most_weight)  # a refusal would show the site's own to who tries bounds
+        return SumClient(name, silos, tensors, weight, secure, helped, result.about)
 
     def _site(self, fl_ctx: FLContext) -> SiloFile | None:
         folder = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
