@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -123,6 +124,23 @@ def asked_of(*ids: object, attempt: int = 0, run: str = "run") -> AskApart:
     message = ask.messages["north"]
     assert isinstance(message, AskApart)
     return replace(message, stamp=Stamp(run, 1, attempt))
+
+
+def test_a_long_list_takes_no_more_memory_than_it_has() -> None:
+    """A set of its digests took five times as much, and a message may have a GiB."""
+    ids = np.arange(2**18, dtype=">u8").view(np.uint8).reshape(-1, 8)
+    ids = np.hstack([np.zeros_like(ids), ids])
+    own, nobody = Subjects(np.array(["p1", "p2"]), None), np.empty((0, 16), np.uint8)
+    ask = AskApart(stamp=Stamp("run", 0, 0), key=bytes(32), ids=ids, groups=nobody)
+    tracemalloc.start()
+    try:
+        compared(ask, own, Answers())
+        assert tracemalloc.get_traced_memory()[1] < ids.nbytes
+    finally:
+        tracemalloc.stop()
+    for others in (ids[::-1], ids[[0, 0]]):
+        with pytest.raises(PeerError, match="in ascending order, each once"):
+            AskApart(stamp=ask.stamp, key=bytes(32), ids=others, groups=nobody)
 
 
 def test_a_silo_answers_one_list() -> None:

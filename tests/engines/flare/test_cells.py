@@ -135,7 +135,7 @@ def test_a_site_s_cell_tells_and_does_nothing_about_its_process(topic: str, send
 
 def test_a_sum_is_the_server_s_to_ask_for(send: Send, server: Any) -> None:
     """FLARE's server relays what another site sends, which without a roster could make up all other silos of a sum."""
-    options = {"channel": "aux_communication", "topic": "moretta.sum", "target": "north"}
+    options: dict[str, Any] = {"channel": "aux_communication", "topic": "moretta.sum", "target": "north"}
     assert server.send_request(request=Message(payload=b"x"), timeout=SECONDS, **options).payload == b"a sum"
     west = Cell(fqcn="west", root_url=server.core_cell.root_url, secure=False, credentials={})
     west.start()
