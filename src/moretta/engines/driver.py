@@ -182,10 +182,7 @@ class Driver:
         begin: Callable[[Stamp], Exchange[R | Aborted]],
         lost: dict[str, Missing],
     ) -> tuple[R | Aborted, MorettaError | None]:
-        """Return an attempt's result, and the failure if the protocol needs the missing silos.
-
-        lost: receives the missing silos.
-        """
+        """Return an attempt's result, and the failure if the protocol needs missing silos, which `lost` receives."""
         ended: R | Aborted | None = None
         try:
             renewed = self._engine.renewed()
@@ -195,7 +192,7 @@ class Driver:
             if ended is None:
                 self._cohort = present
                 ended = self._play(begin(now), lost)
-        except PeerError as error:  # masks hide whose fault it is, so there is nobody to go on without
+        except PeerError as error:  # masks hide whose fault it is, so no silo can be left out
             failure = RunFailed(f"{now}: {error}")
             failure.__cause__ = error
             return Aborted({}), failure
@@ -293,10 +290,7 @@ class Driver:
             ]
 
     def _believed(self, replies: Replies) -> Replies:
-        """Return the replies with credible claims of spent takes.
-
-        Silos that name a set which cannot play the round again are malformed.
-        """
+        """Return replies with credible claims of spent takes; a set unable to repeat the round is malformed."""
         heard = dict[str, Missing]()
         for silo, why in replies.missing.items():
             if why.spent is None:

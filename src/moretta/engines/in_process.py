@@ -44,10 +44,7 @@ NO_MISHAP = Mishap()
 
 
 class Injector:
-    """Decides what happens to each message, in the order of sending.
-
-    phases: a message's phase by its tag, if it is not "upload".
-    """
+    """Decides what happens to each message, in order of sending. phases: by tag, where it is not "upload"."""
 
     def __init__(self, faults: Faults, phases: Mapping[str, FaultPhase]) -> None:
         self._faults, self._phases = faults, phases

@@ -70,10 +70,7 @@ class AskedTakes:
 
 
 class RoundTakes:
-    """The takes of one round.
-
-    cohort: the silos that are to run it. only: the silos that alone may run it; none for all.
-    """
+    """The takes of one round. cohort: the silos that run it. only: those that alone may run it; none for all."""
 
     def __init__(self, cohort: Sequence[str]) -> None:
         self.take = 0

@@ -50,10 +50,7 @@ HEADERS = ("Leak to the server", "Leak to a silo", "Leak to colluders or outside
 
 @dataclass(frozen=True)
 class Leak:
-    """The result of some roles' attacks. tried: how many ended. worst: of the successful ones, None without one.
-
-    audited: whether there was an audit.
-    """
+    """The result of some roles' attacks. tried: how many ended. worst: the worst success. audited: whether at all."""
 
     audited: bool
     tried: int = 0

@@ -71,10 +71,7 @@ def check_run_folder(folder: Path) -> None:
 
 
 class Follower:
-    """Reads the news of a run folder repeatedly.
-
-    folder: it may appear later. after: the id of the last event that was read; any other text begins again.
-    """
+    """Reads news of a run folder, which may not exist yet. after: the last event's id; another text begins again."""
 
     def __init__(self, folder: Path, after: str = "") -> None:
         history, _, log = after.partition("_")

@@ -321,10 +321,7 @@ def _svg(
 def drawn(
     key: str, title: str, described: str, draw: Callable[[Figure], None], height: float, width: float = 5.2
 ) -> Markup:
-    """Draw one figure as an SVG for the inside of a page. key: of its ids. height, width: inches.
-
-    The same figure gives the same bytes.
-    """
+    """Draw a figure as an SVG inside a page, always in the same bytes. key: of its ids. height, width: inches."""
     try:
         import matplotlib
         from matplotlib.figure import Figure

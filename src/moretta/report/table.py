@@ -307,10 +307,7 @@ def summary_of(values: Sequence[float | None]) -> dict[str, Any]:
 
 
 def spread_of(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Return the mean, and the standard deviation of a sample (by n - 1), None for one seed.
-
-    Both are `None` where a run lacks the number.
-    """
+    """Return mean and sample deviation (n - 1; None for one seed), both None where a run lacks the number."""
     finite = [value for value in values if value is not None]
     if not finite or len(finite) < len(values):
         return None, None

@@ -58,10 +58,7 @@ def states_of(roles: Roles) -> dict[str, State]:
 
 
 def restore_states(roles: Roles, states: Mapping[str, State]) -> None:
-    """Restore the states of `states_of` in the server and in all local silos.
-
-    Raises `moretta.errors.ParameterError` if they belong to other roles.
-    """
+    """Restore the states of `states_of`. Raises `moretta.errors.ParameterError` for those of other roles."""
     expected = {"server", *(f"silo-{name}" for name in roles.clients)}
     if set(states) != expected:
         raise ParameterError(f"the checkpoint is of other roles; expected {sorted(expected)}, got {sorted(states)}")
@@ -122,10 +119,7 @@ def digest_of(
 def last_session(
     folder: Path | None, digest: str, roster: Roster | None, rounds: int
 ) -> tuple[CheckpointId, dict[str, State]]:
-    """Return where the next session begins, and the roles' states there.
-
-    Raises `moretta.errors.ParameterError` without a checkpoint of this run.
-    """
+    """Return where to resume, and all states. Raises `moretta.errors.ParameterError` without this run's checkpoint."""
     if folder is None:
         raise ParameterError("resuming needs the run's folder; name it by out")
     checkpoint = last_checkpoint(folder / "checkpoint")

@@ -120,10 +120,7 @@ def evaluate(
 
 
 def rows_of(source: Source, model: TrainedModel, *, labelled: bool = False) -> tuple[Rows, str]:
-    """Return rows to predict in a silo's form, with their ids, and the name of the column of ids.
-
-    labelled: with their targets.
-    """
+    """Return rows in a silo's form, with their ids, and the id column's name. labelled: with targets."""
     path = source.base / source.source
     if source.mapping != ColumnMapping() and (path.is_dir() or not is_table(path.name)):
         raise ParameterError(

@@ -454,10 +454,7 @@ def _run_file(folder: Path, choice: ModelChoice) -> RunFile | None:
 
 
 def weights(folder: Path, choice: ModelChoice) -> Tensors:
-    """Return the tensors of a run's model.
-
-    Raises `moretta.errors.ParameterError` for a file other than the run wrote.
-    """
+    """Return a run's tensors. Raises `moretta.errors.ParameterError` for a file that the run did not write."""
     return read_model(folder, str(model_file(folder, choice).relative_to(folder)))
 
 

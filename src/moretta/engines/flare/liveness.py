@@ -178,10 +178,7 @@ class Liveness:
         *,
         processes: Mapping[str, str] | None = None,
     ) -> dict[str, tuple[wire.Reply, Bytes] | Missing]:
-        """Send sites their requests, equal ones signed once, and return each reply.
-
-        processes: the addressees, if not known yet.
-        """
+        """Send sites requests, equal ones signed once; return each reply. processes: addressees, None to ask."""
         if not headers:
             return {}
         processes = self.processes(headers) if processes is None else processes

@@ -222,10 +222,7 @@ class SiteWorker:
             self._changed.notify_all()
 
     def _do(self, header: wire.Submit, body: memoryview, entered: tuple[str, int] | None) -> tuple[wire.Reply, bytes]:
-        """Do one piece of work; an error is reported, and costs the silo only this exchange.
-
-        entered: the run and session of the work.
-        """
+        """Do one piece of work; an error costs the silo only this exchange. entered: the work's run and session."""
         if self._role is None or self._silo is None or entered is None:
             return wire.Stranger(), b""
         silo, (client, codec), (run, _) = self._silo, self._role, entered

@@ -146,10 +146,7 @@ def dumps(document: dict[str, Any]) -> bytes:
 
 
 def loads(data: bytes, where: str) -> dict[str, Any]:
-    """Return the content of a dossier's JSON, from which the page can be made.
-
-    Raises `moretta.errors.ParameterError` for anything but a dossier.
-    """
+    """Return a dossier's JSON, as parsed. Raises `moretta.errors.ParameterError` unless it is a dossier's."""
     wrong = f"{where}: expected the JSON of a dossier; make one by: moretta dossier RUN"
     try:
         document = json.loads(data)

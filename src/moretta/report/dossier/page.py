@@ -156,10 +156,7 @@ class Files:
 
     @classmethod
     def at(cls, path: Path) -> "Files":
-        """Return the files of a dossier by the path of its JSON or its page.
-
-        Raises `moretta.errors.ParameterError` for a path of neither.
-        """
+        """Return a dossier's files by its JSON or page. Raises `moretta.errors.ParameterError` for another path."""
         check_ending(path, ".html", ".json")
         return cls(path.with_suffix(".json"), path.with_suffix(".html"), path.with_suffix(SIGNATURES))
 
