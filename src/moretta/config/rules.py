@@ -121,7 +121,7 @@ SCALED_CLASSES = SettingRule(
     "remove it",
 )
 RULES: tuple[SettingRule, ...] = (
-    # Who plays, and where.
+    # The silos, and where they run.
     SettingRule(
         lambda s: s.engine.simulates and s.engine.name not in _entry(s).simulations,
         '{engine.name:=} does not simulate {protocol.name:v}; choose {engine.name:="in-process"}',

@@ -102,7 +102,7 @@ class Driver:
         self._engine, self._least, self._chosen, self._draws, self._only = engine, least, chosen, draws, only
         self._asked = asked or AskedTakes()
         self._cohort: list[str] | None = None  # none until a set-up has succeeded
-        self._present: Sequence[str] = ()  # who is to play the round
+        self._present: Sequence[str] = ()  # the silos of the round
         self._cost = Counter[str]()  # takes, by the silo that was silent when the others were bound
         self._out = dict[str, float]()  # the last round that a silo sits out for what it has cost
         self._opens = False  # whether anybody was asked to open a sum of the round
@@ -111,7 +111,7 @@ class Driver:
     def rounds(self, first: int, last: int) -> Iterator[RoundEnd]:
         """Run rounds `first` to `last`. Raises `moretta.errors.RunFailed` when too few silos are left."""
         before: Sequence[DroppedSilo] = ()
-        if self._chosen is not None:  # statistics are over all silos, whoever plays the first round
+        if self._chosen is not None:  # statistics are over all silos, also if a part runs the first round
             _, _, before = self._repeat(first - 1, self._silos, _nothing)
         row = 0  # of lost rounds
         for number in range(first, last + 1):
@@ -126,7 +126,7 @@ class Driver:
                     raise
                 log.warning("round %d is lost: %s", number, lost)
                 end, row = lost.end, row + 1
-                self._cohort = None  # whoever was half-way through it begins with new keys
+                self._cohort = None  # silos half-way through it begin with new keys
             yield replace(end, dropped=[*before, *end.dropped], sums=self.take_sums())
             before = ()
 
@@ -144,7 +144,7 @@ class Driver:
         self, number: int, present: list[str], begin: Callable[[Stamp], Exchange[R | Aborted]]
     ) -> tuple[R, Stamp, Sequence[DroppedSilo]]:
         gone = dict[str, Missing]()  # everyone who was missing so far, also where the protocol did without
-        # Who is to play, and who of them is left out by now.
+        # The silos of the round, and those of them that are left out by now.
         self._present, self._opens, lost = present, False, self._left_out(number, present)
         away = {silo: why for silo, why in self._engine.away(present).items() if silo not in lost}
         if len(present) - len(lost) - len(away) >= self._least:
@@ -278,7 +278,7 @@ class Driver:
                     return end.value  # type: ignore[no-any-return]
                 self._opens |= not set_up and opens(ask)
                 heard = self._engine.deliver(ask)
-                # Also in an earlier session: whoever says so has helped to open a sum of this round.
+                # Also in an earlier session: a silo that says so has helped to open a sum of this round.
                 spent = any(why.spent is not None for why in heard.missing.values())
                 self._opens |= spent and not set_up and not self._only
                 replies = self._believed(heard)

@@ -129,7 +129,7 @@ def _remove_half_line(descriptor: int) -> int:
 
 @dataclass(frozen=True)
 class HelpedFile:
-    """The file of sums that a silo has helped to open. One process at a time plays the silo and opens the file.
+    """The file of sums that a silo has helped to open. One process at a time runs the silo and opens the file.
 
     forces: as of `Journal`. begun: whether the file must exist. over_runs, apart, repeats, fewest: as of `HelpedSums`.
     It travels as JSON to the silo's own process.
@@ -205,7 +205,7 @@ BEFORE = 256  # bytes before a mark by which its place is known again
 _MARK = re.compile(r"(\d{1,15})-([0-9a-f]{16})")
 
 
-class Rewritten(Exception):  # no error: whoever follows begins anew
+class Rewritten(Exception):  # no error: the reader begins again
     """The content before a mark has changed."""
 
 

@@ -247,5 +247,5 @@ class Engine(Section):
 
     @property
     def simulates(self) -> bool:
-        """Whether one process plays all silos without messages."""
+        """Whether one process runs all silos without messages."""
         return self.name in ("fused", "exact-ring")

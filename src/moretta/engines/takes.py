@@ -106,7 +106,7 @@ class RoundTakes:
         lost: the silos that are left out by now.
         """
         spent = {silo: why.spent for silo, why in ended.missing.items() if why.spent is not None}
-        # Where a set was tried that was named, whoever names one again is at fault, and not those who answer it.
+        # After a named set was tried, a silo that names another is at fault, not the silos that answer it.
         self._claimed.update({silo for silo, claim in spent.items() if claim.whole and self.only} or spent.keys())
         often = [silo for silo in spent if self._claimed[silo] > SAYS]
         heard = {silo: claim for silo, claim in spent.items() if silo not in often}

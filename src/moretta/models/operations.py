@@ -1,7 +1,7 @@
 """The operations that a model's graph may have, each with checks of what it is given.
 
 A graph may be somebody else's. PyTorch trusts some arguments of its operations: any number for an enumeration ends the
-process, and so does a dimension that is not there. So an operation is one of a list, and its arguments are checked
+process, and so does a missing dimension. So an operation is one of a list, and its arguments are checked
 against its schema each time: tensors are plain ones, numbers are within range, and memory formats, layouts and dtypes
 are words. Arithmetic on sizes is of numbers alone. A graph can still compute wrong numbers, take long, and ask for much
 memory, which is bounded where it runs (`moretta.engines.process`).

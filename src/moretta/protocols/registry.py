@@ -47,7 +47,7 @@ def build(setting: Setting) -> Roles:
 
 
 def edge_of(protocol: Training) -> Any:
-    """Return the module that plays a silo of this protocol without PyTorch; None if it has none."""
+    """Return the module that runs a silo of this protocol without PyTorch, or None."""
     entry = entry_of(protocol)
     return importlib.import_module(entry.edge) if entry.edge else None
 

@@ -123,7 +123,7 @@ def _further(record: RunRecord) -> str:
 
 @dataclass(frozen=True)
 class _Measure:
-    """A number of a run. key: in the JSON of a sweep; empty if it is not there. unit: "bytes", "s" or empty.
+    """A number of a run. key: in the JSON of a sweep; empty if it is absent. unit: "bytes", "s" or empty.
 
     digits: significant ones, of a fact. of: its value in a run, or `None`. It has an interval where the run has one by
     its key.

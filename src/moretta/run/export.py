@@ -120,7 +120,7 @@ def _onnx(model: TrainedModel, inputs: str) -> bytes:
     if model.layout is not None:
         module, inputs_by_name = Packing(module), Unpack(model.layout).arrays(rows.float())
         dimensions = (tuple(dimension for _ in inputs_by_name),)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is not there
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is missing
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch's own deprecations
         try:

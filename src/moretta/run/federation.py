@@ -417,7 +417,7 @@ class Federation:
                 return result
         except ParameterError:
             if folder is not None and not resume and (session is None or not session.has_begun):
-                folder.discard()  # nothing half-written: the mended run may take the same folder
+                folder.discard()  # nothing half-written: the corrected run may take the same folder
             raise
         except RunFailed as error:
             kept = "nothing of the run is kept, as it has no `out`"

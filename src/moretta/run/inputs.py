@@ -175,7 +175,7 @@ def count_outputs(
     sample = _sample(silos, dtype)
     clone = modules.out_of_place(copy.deepcopy(model)).eval()
     try:
-        with torch.enable_grad():  # whoever makes a federation may be under no_grad
+        with torch.enable_grad():  # the caller may be under no_grad
             outputs, written = clone(sample), sample._version
     except ParameterError:  # what makes one array of inputs and outputs says it in a sentence
         raise

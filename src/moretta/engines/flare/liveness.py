@@ -18,7 +18,7 @@ from moretta.secure_aggregation.identity import Identity
 PATIENCE = 3.0  # seconds in which a living site begins to answer; of a stream none count in which bytes move
 PLAIN_LIMIT = 1 << 18  # bytes of an envelope's body that is no stream: what moves within half a second at 5 Mbit/s
 AGAIN = 0.5  # seconds from one attempt to reach a site that is gone to the next
-LATER = 10.0  # the same for one that refused, and may be mended, and the most for one that answers nothing
+LATER = 10.0  # the same for a site that refused and may be corrected; the most for one without answer
 
 Send = Callable[[Mapping[str, bytes], float, bool], Iterable[tuple[str, "bytes | memoryview | Missing"]]]
 """Sends each silo its bytes, waits so many seconds for all replies, and yields each one's reply or why it is missing.
@@ -111,7 +111,7 @@ class Liveness:
         self.hello = self._session.hello
         self._send, self._keys, self._largest = send, keys, largest
         self._renewed = False
-        self.returned = list[str]()  # as other processes than before; for whoever tells
+        self.returned = list[str]()  # as other processes than before; for the log
 
     def processes(self, names: Iterable[str] | None = None) -> dict[str, str]:
         """Return the process ids of the available sites among some, or all."""
