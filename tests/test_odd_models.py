@@ -308,6 +308,16 @@ def test_a_bound_that_promises_nothing_and_sums_in_the_clear_are_said() -> None:
     assert "sums are in the clear" in warnings_of(model, KINDS["FedSGD"], aggregation=SecureAggregation(scheme="none"))
 
 
+@pytest.mark.parametrize(("known", "said"), [(17, True), (9, True), (8, False), (0, False)])
+def test_test_rows_that_were_trained_on_are_said(known: int, said: bool) -> None:
+    (x, y), (own, labels) = rows(5, 17), rows(1, 17)
+    test = np.concatenate([own[:known], x[known:]]).astype(np.float64), np.concatenate([labels[:known], y[known:]])
+    silos = [Silo("a", *rows(0)), Silo("b", own[::-1].copy(), labels[::-1].copy())]
+    result = Federation(nn.Linear(4, 2), silos, KINDS["FedSGD"], test=test).train(1, progress=False)
+    sentence = f"{known} of 17 test rows are among the training rows of the silos"
+    assert (sentence in " ".join(result.record["warnings"])) == said
+
+
 def test_rows_that_nothing_scores_are_said() -> None:
     held = [Silo(name, *rows(0), held_out=rows(1)) for name in "abc"]
     said = "silo `a`: nothing scores its rows of held_out, and nothing trains on them"
