@@ -169,6 +169,12 @@ class Machines:
             path.write_text(path.read_text().replace("[data]", f'models = ["{model}"]\n[data]', 1))
         self.reread()
 
+    def draw_secrets(self) -> None:
+        """Let the server and all sites draw their secrets, as outside of tests."""
+        for path in (self.folder / "many.toml", *self.folder.glob("*/silo.toml")):
+            path.write_text(path.read_text().replace("insecure-secret-seed = 3\n", ""))
+        self.reread()
+
     def let_be_edge(self, name: str) -> None:
         """Let a site have no PyTorch, on one machine too."""
         path = self.folder / "here.toml"

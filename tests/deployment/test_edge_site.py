@@ -135,7 +135,7 @@ def root_of(many: Machines) -> bytes:
 
 def test_one_that_was_killed_keeps_its_secrets(machines: Callable[..., Machines], tmp_path: Path) -> None:
     many = with_edge(machines(BAFFLE))
-    add(many.folder / EDGE / "silo.toml", "insecure-secret-seed = 3\n", "")
+    many.draw_secrets()
     roots = list[bytes]()
 
     def progress(number: int, of: int, line: object) -> None:

@@ -281,9 +281,7 @@ def test_a_server_that_replays_itself_is_answered_under_other_keys(
     By the server itself, which signs all of it again; what anybody else hands on is for a process that is gone.
     """
     many = machines('name = "fedsgd"\nlearning-rate = 0.1', rounds=1)
-    for path in (many.folder / "many.toml", *many.folder.glob("*/silo.toml")):
-        path.write_text(path.read_text().replace("insecure-secret-seed = 3\n", ""))
-    many.reread()
+    many.draw_secrets()
     many.start()
     said: list[tuple[bytes, bytes]] = []
 
