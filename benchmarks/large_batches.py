@@ -90,7 +90,7 @@ def measured(side: str, passes: str, answer: multiprocessing.Queue[tuple[float, 
             del gradients
     else:
         case = Case(model, SHAPE, OUTPUTS, PBPFL(loss="mse"), batch=ROWS, passes=PASSES[passes])
-        del case.tensors  # the server's
+        del case.tensors, case.plain, case.plain_ask  # the server's, and another silo's
         begin_peak()
         for _ in range(2):
             began = time.process_time()
