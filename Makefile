@@ -18,6 +18,9 @@ WHEELHOUSE ?= wheelhouse
 EXTRAS ?= flare,onnx,dp,images
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
+# Tests start hundreds of processes: with bytecode kept, each module is compiled once, whatever the shell asks for.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo hospitals consortium test test-all quick-tests all-tests lint types-of-tests docs fuzz dist wheelhouse clean
 
 demo: .venv/torch.stamp
