@@ -21,7 +21,7 @@ from moretta.commands import main as cli
 from moretta.engines.files import read_file
 from moretta.engines.run_folder import RunFolder
 from moretta.errors import ParameterError
-from moretta.report.living import Follower, Said
+from moretta.report.living import Follower, Status
 from moretta.report.terminal import Screen, printable
 
 SECRET = "what only this user may read"
@@ -179,10 +179,10 @@ def test_a_run_that_goes_on_writes_through_no_link(folder: Path, name: str) -> N
 def test_a_page_that_follows_a_run_waits_on_no_pipe(folder: Path) -> None:
     """The file is exchanged while the page is served."""
     follower = Follower(folder)
-    assert {one.kind for one in follower.news(Said())} >= {"plan", "rounds", "result", "state"}
+    assert {one.kind for one in follower.news(Status())} >= {"plan", "rounds", "result", "state"}
     for name in ("history.jsonl", "log.txt", "result.json", "run.toml"):
         piped(folder / name)
-    kinds = {one.kind for one in [*follower.news(Said()), *follower.news(Said())]}
+    kinds = {one.kind for one in [*follower.news(Status()), *follower.news(Status())]}
     assert kinds <= {"begin", "plan", "result", "state"}
 
 

@@ -393,7 +393,8 @@ def test_numbers_without_a_fraction_are_numbers_beside_others() -> None:
     for kind in (np.float32, np.int64):
         whole = np.round(X * 3).astype(kind)
         silos = [Silo("a", X, Y), Silo("b", whole, Y, held_out=(whole, Y)), Silo("c", X, Y, held_out=(X, Y))]
-        silos[0] = Silo("a", X, Y, held_out=(whole > 0 if kind is np.int64 else (whole > 0).astype(kind), Y))
+        above = np.greater(whole, 0)
+        silos[0] = Silo("a", X, Y, held_out=(above if kind is np.int64 else above.astype(kind), Y))
         federation = make(model=model, silos=silos, test=(whole, Y), validation=(whole, Y), score_at_silos=True)
         scores.append(federation.train(1, progress=False).test)
     assert scores[0] == scores[1]
