@@ -76,7 +76,7 @@ def step(message: Message, context: Context) -> Message:
     if message.metadata.message_type == "evaluate":
         return reply(message, None, score=0.5, num_examples=8)
     arrays = {name: one.numpy() for name, one in message.content.array_records["arrays"].items()}
-    return reply(message, stepped(int(context.run_config["k"]), arrays), loss=0.5, num_examples=8)
+    return reply(message, stepped(int(context.node_config["k"]), arrays), loss=0.5, num_examples=8)
 
 
 def recorded(folder: Path, *, secure: bool, evaluate: float = 0.0, named: bool = True) -> Path:

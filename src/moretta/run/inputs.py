@@ -448,7 +448,7 @@ def _known(x: NDArray[np.generic], silos: Sequence[Silo]) -> int:
     """Return how many rows equal a silo's in each number; 0 where rows lie elsewhere, or are split by column."""
     own = [silo.x for silo in silos if isinstance(silo.x, np.ndarray) and len(silo.x) and not silo.columns]
     parts = [x, *own] if isinstance(x, np.ndarray) else []
-    if not own or sum(part.size for part in parts) > MOST_COMPARED:
+    if len(parts) < 2 or sum(part.size for part in parts) > MOST_COMPARED:
         return 0
     weights = np.random.default_rng(0).normal(size=x[0].size)  # rows are equal where such a sum is
     first, *others = (np.nansum(part.reshape(len(part), -1) * weights, axis=1) for part in parts)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -17,6 +18,7 @@ import pytest
 pytest.importorskip("nvflare", reason="the engine for many machines needs nvflare")
 
 from nvflare.apis.job_launcher_spec import JobReturnCode
+from nvflare.fuel.f3.cellnet.defs import CellChannel
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 from nvflare.private.fed.client.shell_cmd import ShellCommandProcessor
 from nvflare.private.fed.client.sys_cmd import ReportEnvProcessor
@@ -206,6 +208,13 @@ def test_a_client_that_starts_begins_the_job_again_that_the_one_before_was_ended
 
     class Engine:
         begun: ClassVar[list[tuple[str, object]]] = []
+        guarded: ClassVar[list[str]] = []
+
+        def get_cell(self) -> object:
+            def guards(channel: str, topic: str, refused: object) -> None:
+                self.guarded.append(channel)
+
+            return SimpleNamespace(my_info=SimpleNamespace(fqcn="site-a"), add_incoming_request_filter=guards)
 
         def start_app(self, job: str, job_meta: object) -> str:
             self.begun.append((job, job_meta))
@@ -221,6 +230,7 @@ def test_a_client_that_starts_begins_the_job_again_that_the_one_before_was_ended
     for event in (EventType.SYSTEM_BOOTSTRAP, EventType.SYSTEM_START):
         launcher.Launcher().handle_event(event, context)
     assert Engine.begun == [("left", {"job_id": "left"})]
+    assert CellChannel.CLIENT_COMMAND in Engine.guarded
 
 
 DETACHED = (
