@@ -35,8 +35,8 @@ from moretta.secure_aggregation.sums import message_digest
 log = logging.getLogger("moretta")
 
 COMPARISON = "comparison with test rows"  # an entry among the answers that a silo gives once
-_KIND = "S16"
 DIGEST_BYTES = 16  # of HMAC-SHA256: two of a million ids and a million others agree by chance once in 2^88 runs
+_KIND = f"S{DIGEST_BYTES}"
 
 
 @message("enrolment/ask-apart")

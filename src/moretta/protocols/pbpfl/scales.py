@@ -158,8 +158,11 @@ class ScalePlan:
     ) -> dict[str, Values]:
         """Return R o W, then permuted, of parameters and buffers by name; copies, each in its dtype, or `rounded`."""
         orders, factors = patterns.orders(self._moved(key)), patterns.factors(key.scales)
-        perturbed = partial(self._each, follow=lambda p, array: rounded(p.perturb(array, factors, orders)))
-        return self.head.split(perturbed(self.head.joined(tensors), keep_dtype=True))
+
+        def follow(pattern: Pattern, array: Array) -> Array:
+            return rounded(pattern.perturb(array, factors, orders))
+
+        return self.head.split(self._each(self.head.joined(tensors), follow, True))
 
     def recover(
         self, tensors: Mapping[str, Values] | Pairs[Values], key: ScaleKey, into: Mapping[str, Array] | None = None

@@ -35,7 +35,7 @@ class _Head(Protocol):  # `moretta.protocols.pbpfl.head.Head`, whose module call
     @property
     def magnitude(self) -> str | None: ...
     @property
-    def above(self) -> tuple[str, ...]: ...
+    def weight(self) -> str: ...
     def run(self, model: nn.Module, inputs: Sequence[Tensor], /) -> tuple[Tensor, Tensor | None]: ...
 
 
@@ -207,7 +207,7 @@ def _agrees(plan: _Plan, model: nn.Module, inputs: Sequence[Tensor]) -> bool:
     # Each noisy gradient is freed before the next is recovered: for a large model they take much memory.
     recovered = plan.recover(((name, noisy.pop(name)) for name in list(noisy)), key)
     if plan.head.magnitude:  # the gradients of v and g are not uploaded, and that of W follows by hand
-        true = {name: value for name, value in true.items() if name not in plan.head.above}
+        true = {n: value for n, value in true.items() if n not in (plan.head.weight, plan.head.magnitude)}
     errors = [float((recovered[name] - gradient).norm()) for name, gradient in true.items()]
     sizes = [float(gradient.norm()) + 1e-3 * whole for gradient in true.values()]
     statistics = plan.recover_buffers(noisy_buffers, key)
