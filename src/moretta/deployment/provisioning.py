@@ -19,7 +19,7 @@ from typing import Any
 
 from moretta.deployment import kits
 from moretta.deployment.kits import ADMIN_FOLDER, SERVER_FOLDER, SERVER_KEY, SILO, TRIAL, Kits, load_json
-from moretta.engines.files import check_unused, rename, write_atomically
+from moretta.engines.files import check_unused, is_used, rename, write_atomically
 from moretta.errors import ParameterError
 from moretta.secure_aggregation.identity import (
     KEY_FILE,
@@ -199,7 +199,7 @@ def provision(out: Path, host: str, port: int, sites: Sequence[str]) -> Kits:
         ParameterError: FLARE does not accept a name, or `out` holds anything else.
     """
     manifest = {"host": host, "port": port, "sites": list(sites)}
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if is_used(out):
         _check_same(out, manifest)
         if not (out / KEY_FILE).exists():  # kits of a version without one
             _make_key(out, sites)

@@ -94,10 +94,14 @@ def check_plain(folder: Path) -> None:
                 raise ParameterError(f"{path} is {kind}; a run folder may hold plain files and folders only; remove it")
 
 
+def is_used(folder: Path, but: str = "") -> bool:
+    """Return whether a folder holds more than `but`, a file, or is something else than a folder."""
+    return any(path.name != but for path in folder.iterdir()) if folder.is_dir() else folder.exists()
+
+
 def check_unused(folder: Path, remedy: str, but: str = "") -> None:
-    """Raise ParameterError for a folder that holds more than `but`, a file. remedy: ends the sentence."""
-    there = folder.is_dir() and any(path.name != but for path in folder.iterdir())
-    if there or (folder.exists() and not folder.is_dir()):
+    """Raise ParameterError for a folder that `is_used`. remedy: ends the sentence."""
+    if is_used(folder, but):
         raise ParameterError(f"{folder} exists and is not empty{remedy}")
 
 
