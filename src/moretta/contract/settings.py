@@ -112,7 +112,7 @@ def section_within(kind: type[BaseModel], key: object) -> type[BaseModel] | None
     return next((member for member in inner if isinstance(member, type) and issubclass(member, BaseModel)), None)
 
 
-def _refuse_truth(kind: type[BaseModel], settings: Mapping[str, object]) -> None:
+def _refuse_python_alone(kind: type[BaseModel], settings: Mapping[str, object]) -> None:
     """Refuse what pydantic takes from Python alone: true and false for 1 and 0, and a set for a list, in any order."""
     if unordered := next((name for name, value in settings.items() if isinstance(value, set | frozenset)), ""):
         raise ParameterError(f"{kind.__name__}: {unordered}: expected a list, whose order counts; got a set")
@@ -242,7 +242,7 @@ class Section(BaseModel):
         def __init__(self, *unkeyed: Any, **settings: Any) -> None:
             if unkeyed:
                 raise ParameterError(_asks_for_keywords(type(self), unkeyed[0]))
-            _refuse_truth(type(self), settings)
+            _refuse_python_alone(type(self), settings)
             try:
                 super().__init__(**settings)
             except ValidationError as error:

@@ -274,9 +274,11 @@ def alike(silos: Sequence[Silo], task: str) -> list[Silo]:
     """
     floats, fitting = of_floats(silos), list[Silo]()
     for silo in silos:
-        x, y = _fitting(silo.x, silo.y, task, floats)
-        held = None if silo.held_out is None else _fitting(*silo.held_out, task, floats)
-        fitting.append(silo if silo.remote else replace(silo, x=x, y=y, held_out=held))
+        own = [(silo.x, silo.y), *([] if silo.held_out is None else [silo.held_out])]
+        (x, y), *held = made = [_fitting(*rows, task, floats) for rows in own]
+        # A silo that is made anew reads all its rows and ids again.
+        same = all(a is b for pair in zip(own, made, strict=True) for a, b in zip(*pair, strict=True))
+        fitting.append(silo if silo.remote or same else replace(silo, x=x, y=y, held_out=held[0] if held else None))
     return fitting
 
 

@@ -134,19 +134,18 @@ def check_rounding(numbers: NDArray[np.generic], where: str, names: Sequence[str
     """
     if numbers.dtype.kind not in "fiu" or numbers.dtype.itemsize <= 4 or numbers.ndim not in (1, 2) or not len(numbers):
         return
-    wide = numbers.astype(np.float64).reshape(len(numbers), -1)
-    there = np.abs(wide) < np.finfo(np.float32).max  # others are refused elsewhere
-    count, wide = np.maximum(there.sum(axis=0), 1), np.where(there, wide, 0.0)
-    lost = np.abs(wide - wide.astype(np.float32)).max(axis=0)
-    deviation = np.sqrt(np.square(np.where(there, wide - wide.sum(axis=0) / count, 0.0)).sum(axis=0) / count)
-    coarse = (lost > deviation / 100) & (deviation > 1e-12 * np.abs(wide).max(axis=0))  # below that it is a constant
-    if coarse.any():
-        place = int(coarse.argmax())
-        column = f": column {(names[place] if names else place)!r}" if numbers.ndim == 2 else ""
-        raise RowsError(
-            f"{where}{column}: rows are kept as float32, which moves numbers by up to "
-            f"{lost[place] / deviation[place]:.1g} of their deviation; subtract a number that is the same at all silos"
-        )
+    for place, column in enumerate(numbers.reshape(len(numbers), -1).T):  # one by one, as each is copied
+        wide = column.astype(np.float64)
+        wide = wide[np.abs(wide) < np.finfo(np.float32).max]  # others are refused elsewhere
+        if not len(wide):
+            continue
+        lost, deviation = np.abs(wide - wide.astype(np.float32)).max(), wide.std()
+        if lost > deviation / 100 and deviation > 1e-12 * np.abs(wide).max():  # below that it is a constant
+            named = f": column {(names[place] if names else place)!r}" if numbers.ndim == 2 else ""
+            raise RowsError(
+                f"{where}{named}: rows are kept as float32, which moves numbers by up to {lost / deviation:.1g} of "
+                "their deviation; subtract a number that is the same at all silos"
+            )
 
 
 @dataclass(frozen=True, eq=False)
