@@ -138,9 +138,12 @@ def test_a_run_with_secrets_is_refused_and_mse_shows_no_position(nets: Path) -> 
     with pytest.raises(ParameterError, match="the server would see the softmax at each: of an image its segmentation"):
         pbpfl(nets, {"source": "nets:Segmenter"}, SHOWN, {"rounds": 1}, data=MASKS)
     truth = pbpfl(nets, {"source": "nets:Segmenter"}, {"learning-rate": 0.01}, {"rounds": 1}, data=MASKS)
-    assert server_softmax.SEGMENTATION.fits(truth.run) == "silos are answered with a softmax under cross-entropy alone"
+    assert (
+        server_softmax.SEGMENTATION.fits(truth.run)
+        == "the server answers silos with a softmax only under cross-entropy"
+    )
     given = Given({"server": (1,)}, {"offset": key_of(truth, 1).offset}, "", "")
     case = truth.case(given.views, given.arrays, thorough=False)
     assert server_softmax.attack_masks(case) == {}
     other = dataclasses.replace(truth.run, mask=())
-    assert server_softmax.SEGMENTATION.fits(other) == "targets are no masks, so that no row is a position of an image"
+    assert server_softmax.SEGMENTATION.fits(other) == "targets are not masks, so no row is a position of an image"

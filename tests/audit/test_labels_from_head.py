@@ -140,7 +140,7 @@ def test_no_upload_in_any_recorded_round_is_refused(tmp_path, monkeypatch):
 
 
 def test_one_round_is_said_as_one(tmp_path):
-    assert ATTACK.given(recorded(tmp_path, run={"rounds": 1})).view == "1 round of the server"
+    assert ATTACK.given(recorded(tmp_path, run={"rounds": 1})).view == "1 round of the server's messages"
 
 
 @pytest.mark.parametrize("scheme", ["none", "pairwise"])

@@ -78,7 +78,7 @@ def test_silo_lost_in_a_round(tmp_path):
     found = ATTACK.score(claim, truth)
     assert found.figures["rounds"] == 6
     assert found.figures["relative_error"] < 1e-6
-    assert found.sentence.startswith("With the server the other 2 to 3 silos of a round can do the subtraction")
+    assert found.sentence.startswith("The server and the other 2 to 3 silos of a round subtract what they know")
 
 
 def test_first_silo_lost_in_all_rounds(tmp_path):
@@ -86,7 +86,7 @@ def test_first_silo_lost_in_all_rounds(tmp_path):
     truth = recorded(tmp_path, secure_aggregation={"threshold": 2}, engine={"faults": {"drop": drops}})
     found = attacked(ATTACK, truth)
     assert found.succeeded
-    assert "the other silo can do the subtraction and have the upload of silo-2 " in found.sentence
+    assert "The server and the other silo subtract what they know and have the upload of silo-2 " in found.sentence
     assert not [name for name in ATTACK.given(truth).arrays if "silo-1" in name]
 
 
@@ -95,7 +95,7 @@ def test_silos_that_take_part_by_turns(tmp_path):
     found = attacked(ATTACK, truth)
     assert found.figures["relative_error"] < 1e-6
     assert found.figures["rounds"] < 6  # those in which the victim took part
-    assert "the other 2 silos of a round can do" in found.sentence
+    assert "the other 2 silos of a round subtract" in found.sentence
 
 
 def test_no_sum_of_two_silos_is_refused(tmp_path, monkeypatch):
@@ -111,6 +111,6 @@ def test_no_error_at_all_is_said_as_exactly(tmp_path):
     own = exposure(truth.run).uploaded(truth, "silo-1", 1)
     claim["alone"] = np.concatenate([np.asarray(own[name], np.float64).ravel() for name in sorted(own)])[None]
     assert (
-        "have the upload of silo-1 exactly, with one silo fewer to a relative error of "
+        "have the upload of silo-1 exactly. With one silo fewer they have it to a relative error of "
         in ATTACK.score(claim, truth).sentence
     )

@@ -316,7 +316,7 @@ def test_attacks_stand_by_severity_the_gravest_first(run):
     assert brief[1:5] == [
         "1 of 2 attempts to recover rows succeeded.",
         "The one attempt to recover labels or properties failed.",
-        "The one attempt to find members succeeded.",
+        "The one attempt to find out who is in the data succeeded.",
         "The one attempt to reveal what the protocol gives anyway succeeded.",
     ]
 
@@ -324,11 +324,11 @@ def test_attacks_stand_by_severity_the_gravest_first(run):
 def test_what_no_attack_tested_remains(run):
     audited, other = write_dossier(run("audited")), write_dossier(run("recorded"))
     server = [" ".join(texts(one, "4.2.b")) for one in (audited, other)]
-    counts = [re.search(r"The server: (\d+) of (\d+) statements", text) for text in server]
+    counts = [re.search(r"The server: no attack on this run tested (\d+) of (\d+) statements", text) for text in server]
     assert counts[0] is not None
     assert counts[1] is not None
     assert int(counts[0][1]) < int(counts[0][2]) == int(counts[1][1]) == int(counts[1][2])
-    assert "A silo takes its time: this attack was not run, as it is slow." in texts(audited, "4.2.b")
+    assert "A silo takes its time: this attack was not run, because it is slow." in texts(audited, "4.2.b")
 
 
 def test_a_run_without_an_audit_says_so_and_what_would_do(run):
@@ -357,9 +357,9 @@ def test_epsilon_comes_with_what_it_protects(run, make_run):
 
 @pytest.mark.parametrize(
     ("unit", "hides"),
-    [("row", "one row of one silo: of a person with several rows, or with rows"),
-     ("group", "all rows of one group, such as a patient, of one silo: of a person with rows"),
-     ("silo", "all that one silo uploads: of a person with rows")],
+    [("row", "one row of one silo; for a person with several rows, or with rows"),
+     ("group", "all rows of one group, such as a patient, of one silo; for a person with rows"),
+     ("silo", "all that one silo uploads; for a person with rows")],
 )  # fmt: skip
 def test_what_epsilon_rests_on_is_stated(make_run, unit, hides):
     facts = Accountant(Privacy(1.0, 1.0, 1e-5, 3, unit=unit), 0.4, "the means").facts(5)
@@ -372,7 +372,7 @@ def test_what_epsilon_rests_on_is_stated(make_run, unit, hides):
 @pytest.mark.parametrize(("kind", "says"), [
     ("centralised", "The rows of all silos were handed over to one party, which trained on them together."),
     ("local", "Each silo trained a model of its own from its own rows, and nothing was added up."),
-    ("baffle", "The updates were added up by the secure sum called pairwise; section 2.2.a says who sees what of it."),
+    ("baffle", "The secure sum called pairwise added up the updates; section 2.2.a says who sees which part of it."),
 ])  # fmt: skip
 def test_protocols_are_described_as_what_they_are(run, kind, says):
     assert says in texts(write_dossier(run(kind)), "1.2")
@@ -412,7 +412,7 @@ def test_a_run_over_many_machines_is_no_simulation(make_run):
 
 def test_a_protocol_of_another_version_is_not_described(make_run):
     written = write_dossier(make_run("later"))
-    assert "This version states nothing of what roles receive under later." in texts(written, "2.2.a")
+    assert "This version states nothing about what roles receive under later." in texts(written, "2.2.a")
 
 
 def test_an_insecure_seed_is_the_first_thing_said(run):

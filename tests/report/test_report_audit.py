@@ -70,7 +70,7 @@ def test_what_is_no_evidence_is_said_to_be_none(make_run, tmp_path):
         assert "0.5 is guessing, 0.8 always naming the most frequent value, 1 perfect" in words
         assert "class-weights takes 2 attacks from an audit: silo-property and labels-from-head." in words
         assert "> failed<" not in words
-    assert "the one attempt to find members gave no evidence" in verdicts([record])[0].sentences[2]
+    assert "the one attempt to find out who is in the data gave no evidence" in verdicts([record])[0].sentences[2]
     assert leak(record.audit, ["silo"]).summary == "no attack succeeded, of 1; not shown safe"
 
 
@@ -194,7 +194,10 @@ def test_sentences_have_their_attacks_for_evidence(make_run):
     assert evidence == f"tested on this run: A silo works out <the> offset (gamma-least-squares): {won}"
     server = next(told for text, told in said.items() if "if all others collude with it" in text)
     assert server.endswith("The server with silos works out an upload (server-and-silos): this attack failed")
-    assert "canonical-form" in said["Gets the true function with the released model."]
+    assert (
+        "canonical-form"
+        in said["Gets a released model that predicts as the true model does, because it computes the same function."]
+    )
     assert said["Holds the true model."] == UNTESTED
 
 
@@ -212,7 +215,10 @@ def test_an_attack_is_evidence_for_what_it_tests_alone(make_run):
         "Learns, where the last layer has a bias, the balance of the other silos’ labels: plain gradient steps of that "
         "bias show it."
     ]
-    assert "membership-inference" in of["Gets the true function with the released model."]
+    assert (
+        "membership-inference"
+        in of["Gets a released model that predicts as the true model does, because it computes the same function."]
+    )
     of = evidence("cgd", "confined-inversion", "two-party-exposure")
     assert of["Holds a confined model that no other participant sees."] == UNTESTED
     (of_sum,) = (told for text, told in of.items() if "not another’s rows" in text)

@@ -55,9 +55,10 @@ CASES: Sequence[tuple[str, dict[str, Any], str, Sequence[str], Sequence[str]]] =
      ["softmax"]),
     ("pbpfl", {"dropped": []}, "A silo",
      ["parameter values are obfuscated by 64 secret scales", "scaling and permutation", "here m = 2", "least squares",
-      "true function", "true model of round 1"],
+      "the same function", "true model of round 1"],
      ["softmax", "no free scale", "three", "mantissa", "without labels"]),
-    ("pbpfl", settings(ENTROPY), "Server", ["the softmax of each training row by itself", "alpha"], []),
+    ("pbpfl", settings(ENTROPY), "Server",
+     ["predicted probabilities (softmax) of each training row by itself", "alpha"], []),
     ("pbpfl", settings(ENTROPY), "A silo", ["Receives the true softmax", "whole offset where m is below"],
      ["once its batch has at least m samples"]),
     ("pbpfl", settings({**ENTROPY, "variant": "paper"}), "A silo",
@@ -125,7 +126,7 @@ CASES: Sequence[tuple[str, dict[str, Any], str, Sequence[str], Sequence[str]]] =
     ("fedsgd", {"facts": {**COUNTED, "noise_silos": 1.0}, **SUMMED}, "Server",
      ["That counts 28 noised sums that may have been opened; each silo adds all of the noise."], []),
     ("fedsgd", {"facts": STATED, **SUMMED}, "Server",
-     ["In a round is each example with a chance of at most 0.4, by itself and in secret.",
+     ["A round includes each example with a chance of at most 0.4, independently and in secret.",
       "It is trusted that each silo adds its share of the noise", "The theorem: discrete Gaussian noise hides"], []),
     ("swarm", {}, "Server", ["no sentence about the protocol swarm"], []),
     ("fedavg", {"secure_aggregation": {"scheme": "odd", "ring_bits": 64}}, "Server",
@@ -191,9 +192,9 @@ def test_every_role_has_a_sentence_none_is_tested_none_promises_more_than_the_de
     assert all(one.evidence == UNTESTED for one in statements)
     text = " ".join([one.text for one in statements] + list(notes)).lower()
     assert not [word for word in FORBIDDEN if word in text]
-    assert "one process played all roles" in text
+    assert "one process ran all roles" in text
     far = record.model_copy(update={"settings": {**record.settings, "engine": {"name": "flare"}}})
-    assert "one process played all roles" not in " ".join(reading_notes(far)).lower()
+    assert "one process ran all roles" not in " ".join(reading_notes(far)).lower()
 
 
 @pytest.mark.parametrize("protocol", ["pbpfl", "fedsgd", "fedavg", "fedprox", "local"])

@@ -19,7 +19,7 @@ from moretta.report.table import SCALES, SCORED, UNKNOWN, ZEROS, OverSeeds, Row,
 
 PROTOCOLS = tuple(ENTRIES)
 NEVER = ("safe", "secure ", "compliant", "anonym", "cannot learn", "guarantee", "no risk", "protected")
-IN_PROCESS = "One process played all roles, so the owner of its machine saw everything; as roles, "
+IN_PROCESS = "One process ran all roles, so the owner of its machine saw everything. As separate roles, "
 
 
 def sentences(record, *others):
@@ -34,7 +34,7 @@ def test_every_run_has_three_sentences_and_none_promises(make_run, protocol, tri
     good, hidden, attacks = verdict.sentences
     for said in verdict.sentences:
         assert re.fullmatch(r"[A-Z].*\.", said)
-        assert not re.search(r"[.?!] +[A-Z]|\(\)|  |;;|\.\.", said)
+        assert not re.search(r"[.?!] +[a-z]|\(\)|  |;;|\.\.", said)
         assert not [word for word in NEVER if word in said.lower()]
     assert "97.4 %" in good
     assert "100 % is perfect" in good
@@ -59,15 +59,15 @@ def test_runs_on_one_page_say_once_what_holds_of_all(make_run, tmp_path):
     folders = [audited(make_run("pbpfl")), make_run("fedsgd"), make_run("local")]
     text = " ".join(write_report(folders, tmp_path / "a.html").read_text().split())
     shared = (
-        "100 % is perfect; always naming the commonest class scores that class’s part of the rows. "
-        "One process played all roles, so the owner of its machine saw everything; the sentences on what was "
-        "hidden are about the roles. "
+        "100 % is perfect; always guessing the most frequent class scores that class’s part of the rows. "
+        "One process ran all roles, so the owner of its machine saw everything. The sentences on what was "
+        "hidden are about separate roles. "
         "That an attack failed does not show that none can succeed."
     )
     head = text[: text.index("<h2>Comparison")]
-    assert remarks([read_run(folder) for folder in folders]) == tuple(f"{one}." for one in shared[:-1].split(". "))
+    assert " ".join(remarks([read_run(folder) for folder in folders])) == shared
     assert shared in head
-    assert head.count("100 % is perfect") == head.count("One process played") == 1
+    assert head.count("100 % is perfect") == head.count("One process ran") == 1
     assert head.count("the model reaches an accuracy of 97.4 %") == 2
     insecure = make_run("fedavg", insecure_secret_seed=True)
     assert not any("One process" in one for one in remarks([read_run(one) for one in (folders[0], insecure)]))
@@ -76,14 +76,15 @@ def test_runs_on_one_page_say_once_what_holds_of_all(make_run, tmp_path):
 def test_the_sentences_of_one_run(make_run):
     folder = audited(make_run("fedsgd", views="a", rounds=80), views=[0, 1, 2, 80, 81])
     assert sentences(read_run(folder)) == (
-        "On the test rows the model reaches an accuracy of 97.4 % (100 % is perfect; always naming the commonest "
-        "class scores that class’s part of the rows).",
+        "On the test rows the model reaches an accuracy of 97.4 %. Scale: 100 % is perfect; always guessing the most "
+        "frequent class scores that class’s part of the rows.",
         f"{IN_PROCESS}the server saw only sums of the silos’ gradients and what follows from them, was "
-        "trusted to relay the silos’ keys unchanged and held the true model; a silo received the model itself in "
+        "trusted to pass on the silos’ keys unchanged and held the true model; a silo received the model itself in "
         "every round.",
-        "With the messages of 3 of 80 rounds, the one attempt to find members failed; 2 of 3 attempts to reveal what "
-        "the protocol gives anyway succeeded, the furthest: a silo works out <the> offset (gamma-least-squares), 99.7 "
-        "% of the way from guessing to perfect; that an attack failed does not show that none can succeed.",
+        "With the messages of 3 of 80 rounds: the one attempt to find out who is in the data failed; 2 of 3 attempts "
+        "to reveal what the protocol gives anyway succeeded, of which this one got furthest: a silo works out <the> "
+        "offset (gamma-least-squares), 99.7 % of the way from guessing to perfect. That an attack failed does not "
+        "show that none can succeed.",
     )
 
 
@@ -93,16 +94,16 @@ def test_what_the_commonest_class_gets_is_a_number_where_rows_of_classes_are_cou
     each = tuple(ClassScore.model_validate({"class": name, "rows": n, "predicted": n}) for name, n in counts)
     test = record.test.model_copy(update={"classes": ClassTables(by_class=each)})
     counted = record.model_copy(update={"test": test})
-    always = "always naming the commonest class scores 0.5, 0.5 and 75.0 %, in this order"
+    always = "always guessing the most frequent class scores 0.5, 0.5 and 75.0 %, in this order"
     assert sentences(counted)[0] == (
-        "On the test rows the model reaches an AUC of 0.996, a balanced accuracy of 0.969 and an accuracy of 97.4 % (1 "
-        f"is perfect; {always})."
+        "On the test rows the model reaches a ranking score (AUC) of 0.996, a balanced accuracy (each class counts the "
+        f"same) of 0.969 and an accuracy of 97.4 %. Scale: 1 is perfect; {always}."
     )
     scale, *_ = remarks([read_run(make_run("local")), counted])  # which has no tables, and the same rows
     assert scale == f"1 is perfect; {always}."
-    assert sum("commonest" in one for one in remarks([read_run(make_run("pbpfl")), counted])) == 1
+    assert sum("most frequent" in one for one in remarks([read_run(make_run("pbpfl")), counted])) == 1
     sure = counted.model_copy(update={"test": test.model_copy(update={"intervals": {"auc": (0.9, 1.0)}})})
-    (scale,) = (one for one in remarks([counted, sure]) if "commonest" in one)  # one sentence, the longer
+    (scale,) = (one for one in remarks([counted, sure]) if "most frequent" in one)  # one sentence, the longer
     assert scale.endswith("intervals are in square brackets.")
 
 
@@ -125,10 +126,10 @@ def surely(make_run, uneven, folder="", accuracy=0.9, **more):
 def test_where_classes_are_uneven_the_verdict_leads_with_what_the_commonest_does_not_carry(make_run):
     uneven, even = (sentences(surely(make_run, one))[0] for one in (True, False))
     assert uneven == (
-        "On 100 test rows about 50 people or things the model reaches an AUC of 0.8 [0.75 to 0.85], a balanced "
-        "accuracy of 0.7 [0.65 to 0.75], an average precision of 0.6 [0.55 to 0.65] and an accuracy of 90.0 % "
-        "[85.0 % to 95.0 %] (1 is perfect; always naming the commonest class scores 0.5, 0.5, 0.2 and 80.0 %, in "
-        "this order; 95 % intervals are in square brackets)."
+        "On 100 test rows about 50 people or things the model reaches a ranking score (AUC) of 0.8 [0.75 to 0.85], a "
+        "balanced accuracy (each class counts the same) of 0.7 [0.65 to 0.75], an average precision of 0.6 "
+        "[0.55 to 0.65] and an accuracy of 90.0 % [85.0 % to 95.0 %]. Scale: 1 is perfect; always guessing the most "
+        "frequent class scores 0.5, 0.5, 0.2 and 80.0 %, in this order; 95 % intervals are in square brackets."
     )
     assert even.startswith("On 100 test rows about 50 people or things the model reaches an accuracy of 90.0 % [85.0")
     assert "class scores 55.0 %; 95 %" in even
@@ -156,8 +157,8 @@ def test_the_verdict_is_over_all_seeds(make_run):
     (verdict,) = verdicts(records[:1], spreads=[OverSeeds("FedSGD", (0, 1), records)])
     assert verdict.good.startswith(
         "On 100 test rows about 50 people or things, on average over 2 seeds, the model reaches an accuracy of 80.0 % "
-        "[70.0 % to 90.0 %] (100 % is perfect; always naming the commonest class scores 55.0 %; the least and the most "
-        "over seeds are in square brackets)."
+        "[70.0 % to 90.0 %]. Scale: 100 % is perfect; always guessing the most frequent class scores 55.0 %; the least "
+        "and the most over seeds are in square brackets."
     )
 
 
@@ -167,9 +168,9 @@ def test_where_only_a_loss_is_measured_it_is_the_verdict(make_run):
     records = tuple(
         read_run(make_run("cgd", folder=f"seed-{n}", task="regression", test=test)) for n, test in enumerate(tests)
     )
-    beside = "beside a loss of 1 as the mean of the silos’ models (less is better"
+    beside = "beside a loss of 1 as the mean of the silos’ models. Scale: less is better"
     assert sentences(records[0])[0] == (
-        f"On 10 test rows the worst of the silos’ models reaches a loss of 1.25, {beside})."
+        f"On 10 test rows the worst of the silos’ models reaches a loss of 1.25, {beside}."
     )
     (verdict,) = verdicts(records[:1], spreads=[OverSeeds("CGD", (0, 1), records)])
     assert f"reaches a loss of 1.5 [1.25 to 1.75], {beside}; the least and the most over seeds" in verdict.good
@@ -210,14 +211,14 @@ def test_it_is_said_what_an_audit_would_need(make_run):
     assert "were not recorded, so only a new run" in sentences(read_run(make_run("local")))[2]
     assert "so moretta audit can attack them" in sentences(read_run(make_run("fedsgd", views="a")))[2]
     empty = sentences(read_run(audited(make_run("pbpfl"), attacks=[])))[2]
-    assert empty.startswith("An audit ran and none of its attacks gave a score")
+    assert empty.startswith("An audit ran, but none of its attacks gave a score")
 
 
 def test_baselines_stand_beside_a_run_that_is_alike(make_run):
     run, alone, pooled = (read_run(make_run(name)) for name in ("pbpfl", "local", "centralised"))
-    beside = "an accuracy of 97.4 %, beside 97.4 % where silos train alone and 97.4 % where all rows are in one place ("
+    beside = "an accuracy of 97.4 %, beside 97.4 % where silos train alone and 97.4 % where all rows are in one place. "
     assert beside in sentences(run, alone, pooled)[0]
-    assert "beside 97.4 % where all rows are in one place (" in sentences(alone, run, pooled)[0]
+    assert "beside 97.4 % where all rows are in one place. " in sentences(alone, run, pooled)[0]
     assert "a silo’s own model, on average, reaches" in sentences(alone)[0]
     other = alone.model_copy(update={"name": "other"})
     later = alone.model_copy(update={"settings": {**alone.settings, "run": {"seed": 8}}})
@@ -268,7 +269,7 @@ def test_what_else_the_first_sentence_says(make_run):
     none = read_run(make_run("fedavg", test={}))
     assert sentences(none)[0] == "There were no test rows, so nothing measures how good the model is."
     number = sentences(read_run(make_run("fedsgd", regression=True)))[0]
-    assert number.startswith("On the test rows the model reaches a mean squared error of 0.0171 (0 is perfect; ")
+    assert number.startswith("On the test rows the model reaches a mean squared error of 0.0171. Scale: 0 is perfect; ")
     scores = {"loss": 0.2, "accuracy": 0.9, "mean": {"loss": 0.1, "accuracy": 0.92}, "by": "silos"}
     several = sentences(read_run(make_run("cgd", test=scores)))[0]
     assert several.startswith(
@@ -281,7 +282,9 @@ def test_what_else_the_second_sentence_says(make_run):
     def hidden(folder, protocol="fedsgd", **replaced):
         return sentences(read_run(make_run(protocol, folder=folder, **replaced)))[1]
 
-    assert hidden("seed", insecure_secret_seed=True).startswith("Nothing was hidden, as insecure-secret-seed was set")
+    assert hidden("seed", insecure_secret_seed=True).startswith(
+        "Nothing was hidden, because insecure-secret-seed was set"
+    )
     assert "no sentence on what odd hides" in hidden("odd", "odd", secure_aggregation=None)
     assert "the aggregation scheme odd hides" in hidden("scheme", secure_aggregation={"scheme": "odd"})
     clear = hidden("clear", secure_aggregation={"scheme": "none", "ring_bits": None})
@@ -294,7 +297,7 @@ def test_what_else_the_second_sentence_says(make_run):
     )
     assert not hidden("machines", settings={"engine": {"name": "flare"}}).startswith("One process")
     fused = hidden("fused", "cgd", settings={"engine": {"name": "fused"}})
-    assert fused.startswith("The server saw everything, as one process played all participants; a silo saw everything")
+    assert fused.startswith("The server saw everything, as one process ran all participants; a silo saw everything")
     grid = {"data": {"grid": [2, 2]}, "engine": {"name": "in-process"}}
     assert "; silos together could work out raw features" in hidden("grid", "cgd", settings=grid)
 
@@ -330,7 +333,7 @@ def test_a_single_attack_that_succeeded_needs_no_caution(make_run):
     told = json.loads((folder / "audit.json").read_text())
     (folder / "audit.json").write_text(json.dumps(told | {"attacks": told["attacks"][:1], "views": []}))
     got = sentences(read_run(folder))[2]
-    assert got.startswith("In the audit, the one attempt to reveal what the protocol gives anyway succeeded: a silo ")
+    assert got.startswith("In the audit: the one attempt to reveal what the protocol gives anyway succeeded: a silo ")
     assert got.endswith("to perfect.")
 
 

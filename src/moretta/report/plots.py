@@ -105,7 +105,7 @@ def curves(records: Sequence[RunRecord], last: str = "") -> dict[str, Markup | N
 
 
 RANKED = {
-    "roc": ("ROC curve", "False-positive rate", "Recall", "On the dashed line is guessing."),
+    "roc": ("ROC curve", "False-positive rate", "Recall", "The dashed line is guessing."),
     "precision_recall": ("Precision and recall", "Recall", "Precision", "Precision at each recall."),
     "calibration": ("Calibration", "Stated probability", "Accuracy", "On the dashed line both are equal."),
 }

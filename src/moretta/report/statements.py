@@ -39,7 +39,7 @@ from moretta.report.table import OverSeeds, figure, human_bytes, label_of, label
 
 HEADINGS = ("How good", "What was hidden", "What attacks got")
 
-FAILED = "that an attack failed does not show that none can succeed"
+FAILED = "That an attack failed does not show that none can succeed"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Phrase:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Three sentences about a run, under `HEADINGS`. label: of the run among the others."""
+    """Three short texts about a run, under `HEADINGS`. label: of the run among the others."""
 
     label: str
     good: str
@@ -61,12 +61,12 @@ class Verdict:
 
     @property
     def parts(self) -> tuple[tuple[str, tuple[Phrase, ...]], ...]:
-        """Each heading with the parts of its sentence."""
+        """Each heading with the parts of its text."""
         return tuple(zip(HEADINGS, ((Phrase(self.good),), (Phrase(self.hidden),), self.attacks), strict=True))
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """The three sentences as plain text, attacks' own names in brackets."""
+        """The three texts as plain text, attacks' own names in brackets."""
         named = (((part.text, f" ({part.attack})" * bool(part.attack)) for part in some) for _, some in self.parts)
         return tuple("".join(text for pair in pairs for text in pair) for pairs in named)
 
@@ -95,7 +95,7 @@ def remarks(records: Sequence[RunRecord]) -> tuple[str, ...]:
     whole = [scale for scale in scales if not any(other != scale and other.startswith(scale) for other in scales)]
     notes = [f"{scale[0].upper()}{scale[1:]}." for scale in whole]
     if opening := _opening_of_all(records):
-        notes.append(f"{opening[0].upper()}{opening[1:]}; the sentences on what was hidden are about the roles.")
+        notes.append(f"{opening[0].upper()}{opening[1:]}. The sentences on what was hidden are about separate roles.")
     if any(record.audit and not all(attack.succeeded for attack in record.audit.attacks) for record in records):
         notes.append(f"{FAILED[0].upper()}{FAILED[1:]}.")
     return tuple(notes)
@@ -108,7 +108,7 @@ def _opening_of_all(records: Sequence[RunRecord]) -> str:
 
 
 def verdict_text(verdict: Verdict) -> Text:
-    """Return a verdict for a terminal, a paragraph a sentence."""
+    """Return a verdict for a terminal, a paragraph for each text."""
     text = Text()
     for number, ((heading, _), sentence) in enumerate(zip(verdict.parts, verdict.sentences, strict=True)):
         text.append("\n" if number else "").append(f"{heading}: ", style="bold").append(sentence)
@@ -122,7 +122,7 @@ def _good(record: RunRecord, records: Sequence[RunRecord], brief: bool) -> str:
     if not record.test.available:
         return "There were no test rows, so nothing measures how good the model is."
     sentence = f"{reached(record)}{_beside(record, records)}"
-    return f"{sentence}." if brief else f"{sentence} ({_scale(record)})."
+    return f"{sentence}." if brief else f"{sentence}. Scale: {_scale(record)}."
 
 
 def reached(record: RunRecord) -> str:
@@ -139,8 +139,8 @@ def reached(record: RunRecord) -> str:
 
 
 WORDS = {
-    "auc": "an AUC of",
-    "balanced_accuracy": "a balanced accuracy of",
+    "auc": "a ranking score (AUC) of",
+    "balanced_accuracy": "a balanced accuracy (each class counts the same) of",
     "average_precision": "an average precision of",
     "accuracy": "an accuracy of",
     "mse": "a mean squared error of",
@@ -223,7 +223,7 @@ def _scale(record: RunRecord) -> str:
     shown = any(key in record.test.intervals for key in record.test.headline)
     sure = f"; {what} are in square brackets" if shown else ""
     if record.test.by == "silos" and not sure:
-        sure = "; there are no intervals, as sums over silos do not say how errors fall on people"
+        sure = "; there are no intervals, because sums over silos do not show how errors are spread over people"
     if record.test.accuracy is None and record.test.mse is None:
         return f"{'less is better' if 'loss' in record.test.headline else '1 is perfect'}{sure}"
     if record.test.accuracy is None:
@@ -232,7 +232,9 @@ def _scale(record: RunRecord) -> str:
     guesses = [_written(key, guess) for key in record.test.headline if (guess := record.test.guessed(key)) is not None]
     perfect = "1 is perfect" if len(record.test.headline) > 1 else "100 % is perfect"
     guessed = f"{enumerated(guesses)}{', in this order' * (len(guesses) > 1)}" if guesses else ""
-    return f"{perfect}; always naming the commonest class scores {guessed or 'that class’s part of the rows'}{sure}"
+    return (
+        f"{perfect}; always guessing the most frequent class scores {guessed or 'that class’s part of the rows'}{sure}"
+    )
 
 
 # -- what was hidden from whom -----------------------------------------------------------------------------------------
@@ -242,8 +244,8 @@ def _hidden(record: RunRecord, opening: str | None) -> str:
     """Return what was hidden. opening: replaces the record's own, where there is a sentence."""
     if record.insecure_secret_seed:
         return (
-            "Nothing was hidden, as insecure-secret-seed was set: anyone who knows the run file can compute every key "
-            "and mask."
+            "Nothing was hidden, because insecure-secret-seed was set. Anyone who knows the run file can compute every "
+            "key and mask."
         )
     run = record.content
     if is_summed(run) and scheme(run) not in MASKED:
@@ -255,7 +257,7 @@ def _hidden(record: RunRecord, opening: str | None) -> str:
     roles = [f"{who} {enumerated(heads)}" for role, who in NAMES.items() if (heads := _of(role, held, run))]
     if not roles:
         return f"This version of the report has no sentence on what {label_of(record)} hides from whom."
-    whole = f"{first}; as roles, {'; '.join(roles)}" if first else "; ".join(roles)
+    whole = f"{first}. As separate roles, {'; '.join(roles)}" if first else "; ".join(roles)
     return f"{whole[0].upper()}{whole[1:]}."
 
 
@@ -281,14 +283,14 @@ def _attacks(record: RunRecord, brief: bool) -> tuple[Phrase, ...]:
         return (Phrase(f"No audit ran, so what attacks would get is not known; {how_to_audit(record)}."),)
     if not audit.attacks:
         return (
-            Phrase("An audit ran and none of its attacks gave a score, so it is not known what attacks would get."),
+            Phrase("An audit ran, but none of its attacks gave a score, so it is not known what attacks would get."),
         )
     graded = [(TRIES[name], [attack for attack in audit.attacks if attack.severity == name]) for name in SEVERITIES]
     kinds = [part for aim, some in graded if some for part in (Phrase("; "), *_kind(aim, some))]
     rounds = rounds_recorded(record)
-    opening = f"With the messages of {rounds:,} of {record.rounds:,} rounds, " if rounds else "In the audit, "
+    opening = f"With the messages of {rounds:,} of {record.rounds:,} rounds: " if rounds else "In the audit: "
     failed = not brief and not all(attack.succeeded for attack in audit.attacks)
-    closing = f"; {FAILED}." if failed else "."
+    closing = f". {FAILED}." if failed else "."
     return (Phrase(opening), *kinds[1:], Phrase(closing))
 
 
@@ -306,7 +308,7 @@ def _kind(aim: str, some: Sequence[Attacked]) -> Iterator[Phrase]:
         yield Phrase(successes(aim, some))
         return
     who = who_does(won[0])
-    furthest = ", the furthest" * (len(won) > 1)
+    furthest = ", of which this one got furthest" * (len(won) > 1)
     yield Phrase(f"{successes(aim, some)}{furthest}: {who[0].lower()}{who[1:]}", won[0].attack)
     yield Phrase(f", {way(won[0])}")
 

@@ -66,7 +66,7 @@ in_pairs = Word("in_pairs", "", lambda run: "" if has_pairs(run) else shared.if_
 
 SIMULATED = tuple(
     Claim(role, "rows", (is_simulated,), alone=True).says(
-        "sees everything, as one process played all participants|: these figures are a simulation’s"
+        "sees everything, as one process ran all participants|: these figures are a simulation’s"
     )
     for role in ("server", "silo")
 )
@@ -76,7 +76,8 @@ AGGREGATOR = (
     server("model", (shared.is_in_the_clear,), kind="not given").says("holds no model|"),
     *under((shared.sum_only("gradient"),), is_seeing, place="full"),
     server("model", (is_seeing,), place="brief").says(
-        "sees D, the sum of all steps, which by itself is a model|, by adding the sums up; holds no participant’s start"
+        "sees D, the sum of all steps, which by itself is a model|, by adding up the sums, but holds no participant’s "
+        "start"
     ),
     server("sum", (is_blind,), kind="not given", place="front").says(
         "relays sums that it cannot read|: it adds up the participants’ parts, each blinded under a key of its group. "
@@ -93,9 +94,9 @@ AGGREGATOR = (
     *under((shared.ROWS_OF_A_ROUND, shared.DIFFERENCES_OF_TOTALS), reads_sums),
     *under((shared.COLUMNS_ALONE,), is_blind),
     Claim("server and silos", "rows", kind="not given", silent=True).says(
-        "is not given a key of a group or row that the participant is not in, nor the difference of two z of one take, "
-        "which would be raw features. This holds where the aggregator does not follow the protocol and one participant "
-        "colludes with it",
+        "is given neither a key of a group or row that the participant is not in, nor the difference of two z of one "
+        "take, which would be raw features. This holds where one participant colludes with an aggregator that does not "
+        "follow the protocol",
         assumes="a roster; the grid that all received",
         rests_on="attacks in `tests/protocols/cgd/test_cgd_attacks.py`",
     ),
@@ -112,8 +113,8 @@ PARTICIPANT = (
         rests_on="messages that hold nobody else’s start (`tests/protocols/cgd/test_cgd_privacy.py`)",
     ),
     silo("sum", attacks=("confined-inversion", "two-party-exposure"), place="brief").says(
-        "has the sum of the others’ gradients, for the layers that it shares; not another’s rows where the sum is of "
-        "many, and not the gradient of one where the sum is of two or more others",
+        "has the sum of the others’ gradients, for the layers that it shares, but not another’s rows where the sum is "
+        "of many, nor the gradient of one where the sum is of two or more others",
         assumes="starts that lie far apart (delta)",
     ),
     silo("model", attacks=("displacement-alone", "outsider-displacement"), words=(d_alone,), place="front").says(
@@ -141,8 +142,8 @@ PARTICIPANT = (
     Claim("silos together", "rows", (is_joint,), ("raw-features",), place="brief").says(
         "can work out raw features of the rows that they share|: the holder of a row’s labels sees the sum of the "
         "parts of its first layer’s values in every round. With D of all columns, which one member of each group has, "
-        "these sums give the row’s raw features after one round more than there are columns for each unit of the first "
-        "layer"
+        "these sums give the row’s raw features after as many rounds as there are columns for each unit of the first "
+        "layer, and one more"
     ),
     silo("rows", (is_joint,), silent=True).says(
         "can work out the inner products X X' of the others’ rows, if it holds the labels in a grid of a single row",

@@ -255,10 +255,10 @@ steps_plainly = Condition(
     "two or more silos take plain gradient steps, without momentum, decay, clipping, noise or own epochs",
     _steps_plainly,
 )
-is_in_process = equals("engine", "name", "in-process", "one process plays all roles")
+is_in_process = equals("engine", "name", "in-process", "one process runs all roles")
 is_over_machines = equals("engine", "name", "flare", "NVIDIA FLARE carries messages between machines")
 is_carried_otherwise = Condition(
-    "the run does not say that one process played all roles, nor that NVIDIA FLARE carried messages",
+    "the run does not record that one process ran all roles, nor that NVIDIA FLARE carried messages",
     lambda run: not is_in_process(run) and not is_over_machines(run),
 )
 
@@ -331,9 +331,9 @@ def _what_epsilon_rests_on(record: Record) -> str:
     facts, (what, _) = record["facts"], unit_of(record["facts"])
     if "theorem" not in facts:
         return ""
-    each = f"each {what} with a chance of at most {_figure(facts['sampling_rate'])}, by itself and in secret"
+    each = f"each {what} with a chance of at most {_figure(facts['sampling_rate'])}, independently and in secret"
     sampled = "every silo that takes part" if facts["unit"] == "silo" else each
-    return f". In a round is {sampled}. It is trusted that {facts['trust']}. The theorem: {facts['theorem']}"
+    return f". A round includes {sampled}. It is trusted that {facts['trust']}. The theorem: {facts['theorem']}"
 
 
 def _figure(value: object) -> str:
@@ -375,7 +375,7 @@ WORDS = (
     Word("two_sets", TWO_SETS, _two_sets),
     Word(
         "beside_others",
-        f"exactly where a round uses all rows of a silo, otherwise {UP_TO_ROWS}",
+        f"exactly if a round uses all rows of a silo, and otherwise {UP_TO_ROWS}",
         lambda run: "exactly" if takes_all_rows(run) else UP_TO_ROWS,
     ),
     Word("as_sums_differ", f"as {_DIFFERENT}", _as_sums_differ),
@@ -518,16 +518,17 @@ AROUND_SUMS = (
         "sees which silos took part, their total weight, and the lengths of messages"
     ),
     server("update", (is_masked, has_two_sets)).says(
-        "can work out the update of silos in only one of two sums|, by subtraction, {beside_others}: {two_sets}"
+        "can work out the update of silos that are in only one of two sums|, because {two_sets}. Subtraction gives it "
+        "{beside_others}"
     ),
     server("traffic", (is_masked, has_public_weights)).says("sees each silo’s weight in the sum: weights are public"),
     server("update", (is_masked, has_no_roster)).says(
-        "is trusted to relay the silos’ keys unchanged|, as no roster is set: a server that puts keys of its own in "
-        "their place can read each silo’s update"
+        "is trusted to pass on the silos’ keys unchanged|, as no roster is set: a server that substitutes keys of its "
+        "own can read each silo’s update"
     ),
     server("update", (is_masked, has_roster), kind="not given").says(
-        "relays keys that each silo has signed with its identity in the roster: silos refuse a substituted key, so it "
-        "is given no update by such a key",
+        "passes on keys that each silo has signed with its identity in the roster. Silos refuse a substituted key, so "
+        "it receives no update under such a key",
         rests_on="`tests/secure_aggregation`",
     ),
 )
@@ -548,8 +549,8 @@ NOISE, NOISE_OF_SILOS = (
         f"can learn of {what}, from all models of the run, no more than {{epsilon_alone}} allows|: together they are "
         "(ε, δ)-differentially private with {epsilons}{what_epsilon_assumes}{what_epsilon_leaves_out}"
         "{what_epsilon_rests_on}",
-        assumes="each sum has the noise of as many silos as the report names, less those who are lost, which the "
-        f"observer does not know; silos help open one sum of a take{tried}",
+        assumes="each sum has the noise of as many silos as the report names, less those who are lost, and the "
+        f"observer does not know that noise; silos help open one sum of a take{tried}",
     )
     for what, tried in (
         ("{one_unit}", ""),
@@ -577,19 +578,19 @@ VALIDATION = server("statistics", (validates_at_silos,)).says(
 )
 TABLES = (
     server("statistics", (tabulates_at_silos,)).says(
-        "learns, at the end, the confusion matrix of the rows held back, over all silos together, exactly and however "
-        "small its counts, and for each tenth of probabilities the number of rows, the number predicted correctly and "
-        "the mean"
+        "learns, at the end and over all silos together, the exact confusion matrix of the rows held back, however "
+        "small its counts. For each tenth of probabilities it learns the number of rows, the number predicted "
+        "correctly and the mean"
     ),
     server("statistics", (tabulates_at_silos,), kind="not given").says(
-        "is given no silo’s own counts of classes: they are summed over one set of silos only, three or more",
+        "is given no silo’s own counts of classes: they are summed over one set of silos only, of three or more",
         assumes="the server does not know the counts of all other silos, from them or otherwise; no silo’s rows change "
         "from run to run, and none allows sums over other sets (`[privacy]` of its silo.toml)",
         rests_on="attacks in `tests/test_tables_at_silos.py`",
     ),
 )
 COUNTED_FIRST = server("statistics", (looks_first,)).says(
-    "learns, before round one, the number of rows and of rows of each class, {by_whom}"
+    "learns, before round one, the number of all rows and of the rows of each class, {by_whom}"
 )
 ABSENT_VALUES = (
     server("statistics", (fills_absent,)).says(
@@ -605,14 +606,14 @@ SCALED_TARGETS = (
         "receives, if it has targets, the mean and standard deviation of each target, over all silos"
     ),
     silo("statistics", (has_few_in_statistics, scales_targets)).says(
-        "can work out the mean and deviation of the other’s targets, up to the ratio of their numbers of rows: "
-        "statistics are of fewer than three silos, and it can subtract its own part"
+        "can work out the mean and deviation of the other’s targets, up to the ratio of their numbers of rows. It "
+        "subtracts its own part from statistics of fewer than three silos"
     ),
 )
 TEST_ROWS = (
     server("ids", (has_test_rows,)).says(
-        "learns for each silo, where the test rows have ids or groups, whether any training row has one of them; an "
-        "active server can learn the same for one list per session that it makes up, perhaps of one person"
+        "learns for each silo whether any training row has one of the test rows’ ids or groups, where they have any. "
+        "An active server can learn the same for one list per session that it makes up, perhaps of one person"
     ),
     silo("ids", (has_test_rows,)).says(
         "holds the digests of the ids or groups of the server’s test rows, where they have any, and the key. It learns "
@@ -642,28 +643,28 @@ def of_two(upload: str) -> Claim:
     """Return the claim about a silo that subtracts its own part of a step."""
     return silo("update", (has_few_in_a_round,), ("two-party-exposure",), warns=True).says(
         f"can work out the other’s {upload} in rounds of fewer than three silos{{if_any}}|, from consecutive models "
-        "and its own: groups of fewer than three expose each other"
+        "and its own part: groups of fewer than three expose each other"
     )
 
 
 COLUMNS_OF_THE_OTHER = silo("statistics", (has_few_in_statistics, is_standardised)).says(
-    "can work out the other’s means and deviations of input columns, up to the ratio of their numbers of rows: "
-    "statistics are of fewer than three silos, and it can subtract its own part"
+    "can work out the other’s means and deviations of input columns, up to the ratio of their numbers of rows. It "
+    "subtracts its own part from statistics of fewer than three silos"
 )
 
 listener = partial(Claim, "eavesdropper", "traffic", kind="unclaimed")
 LISTENERS = (
     listener((is_in_process,)).says("no claim is made about a network, as no message leaves the machine"),
     listener((is_over_machines,)).says(
-        "no claim is made about what lengths and times of messages show to a listener on the network: NVIDIA FLARE "
+        "no claim is made about what lengths and times of messages show to a listener on the network. NVIDIA FLARE "
         "carries messages over TLS with a certificate on either side, which does not hide these"
     ),
     listener((is_carried_otherwise,)).says("no claim is made about what a listener on the network learns"),
 )
 NOTES = (
     Claim("reader", None, (is_in_process,), kind="unclaimed").says(
-        "one process played all roles, so the owner of its machine saw everything|: “sees” means the messages of a "
-        "role, not the memory of that machine"
+        "one process ran all roles, so the owner of its machine saw everything|. “Sees” means the messages of a role, "
+        "not the memory of that machine"
     ),
 )
 

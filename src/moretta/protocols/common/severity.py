@@ -15,7 +15,7 @@ SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 EFFECTS: Mapping[Severity, str] = {
     "rows": "recovers rows",
     "labels": "recovers labels or properties",
-    "members": "finds members",
+    "members": "finds out who is in the data",
     "protocol": "reveals what the protocol gives anyway",
 }
 """What an attack of each severity does, in words for people."""
@@ -23,13 +23,13 @@ EFFECTS: Mapping[Severity, str] = {
 TRIES: Mapping[Severity, str] = {name: f"to {text.replace('s ', ' ', 1)}" for name, text in EFFECTS.items()}
 """The same, as the aim of an attack."""
 
-_WHERE = "Where an attack of this kind succeeds,"
+_WHERE = "If such an attack succeeds,"
 
 MEANING: Mapping[Severity, str] = {
-    "rows": f"{_WHERE} values of single rows are worked out, which may be data about one person each.",
-    "labels": f"{_WHERE} labels of rows are worked out, or what the rows of one silo have in common.",
-    "members": f"{_WHERE} it is worked out whether a given row, or a person’s id, is among those of a silo.",
-    "protocol": f"{_WHERE} a model, a key or an update is worked out, and by itself nothing of a single row.",
+    "rows": f"{_WHERE} it recovers values of single rows, each of which may be data about one person.",
+    "labels": f"{_WHERE} it recovers labels of rows, or what the rows of one silo have in common.",
+    "members": f"{_WHERE} it shows whether a given row, or a person’s id, is among those of a silo.",
+    "protocol": f"{_WHERE} it recovers a model, a key or an update, and by itself nothing of a single row.",
 }
 """What that means for the people behind the rows, in a sentence."""
 

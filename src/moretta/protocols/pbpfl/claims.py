@@ -92,12 +92,12 @@ SERVER = (
     ),
     shared.DIFFERENCES_OF_TOTALS,
     server("rows", (shared.is_cross_entropy, shows_softmax_to_server), OF_A_SERVER, place="front").says(
-        "sees the softmax of each training row by itself|, in the cross-entropy exchange, and alpha, the sum of the "
-        "last layer’s inputs"
+        "sees the predicted probabilities (softmax) of each training row by itself|, and alpha, the sum of the last "
+        "layer’s inputs, in the cross-entropy exchange"
     ),
     server("rows", (shared.is_cross_entropy, hides_softmax_from_server), ("server-softmax",), kind="not given").says(
         "sees two blinded ratios of each training row and alpha, the sum of the last layer’s inputs|, in the "
-        "cross-entropy exchange: the ratios blind its softmax of two classes; three classes would show it",
+        "cross-entropy exchange. The ratios blind the row’s softmax over two classes; three classes would show it",
         assumes="the server follows the protocol: one that does not learns a little from each refusal",
     ),
 )
@@ -111,18 +111,18 @@ RECEIVED = (
         "sign and the mantissa of each parameter value in its place, and a scale is a power of two, one of three values"
     ),
     silo("model", (is_scaled_by_powers,)).says(
-        "learns the true exponents as averages over rounds, as scales are drawn anew in every round, and from two "
-        "consecutive rounds a weight’s relative change in a step"
+        "learns the true exponents as averages over rounds, because scales are drawn anew in every round. From two "
+        "consecutive rounds it learns a weight’s relative change in a step"
     ),
     silo("model", (is_scaled_by_powers,), place="brief").says(
-        "learns from two consecutive rounds, without labels, the offset of the last layer where that layer’s inputs "
-        "are scaled, and with the offset the layer’s weights to a fraction of a percent and its step approximately"
+        "learns from two consecutive rounds, without labels, the offset of the last layer if that layer’s inputs are "
+        "scaled; the offset then gives the layer’s weights to a fraction of a percent, and its step approximately"
     ),
     silo("model", (is_scaled,), OF_A_NOISY_MODEL, kind="obfuscated", words=(by_scales,), place="front").says(
         "receives a model whose parameter values are obfuscated{by_scales}|"
     ),
     silo("model", (is_scaled,), ("scales-from-low-bits",), kind="not given").says(
-        "is not given the scales by the low bits of one noisy model: the server holds weights in float64, sends fewer "
+        "is not given the scales by the low bits of one noisy model. The server holds weights in float64, sends fewer "
         "bits of them, and moved each tensor of the start by about 2⁻²³ of its largest entry. That does not hide a "
         "start of fewer than 24 bits, such as ones or weights of eight bits",
         assumes="a start of 24 random bits or more that the silo does not know",
@@ -130,14 +130,14 @@ RECEIVED = (
     silo("model", (is_scaled,), place="brief").says(
         "learns the ratio of the scales of two rounds by matching rows of weights by their direction. At best one "
         "factor per hidden channel and the order of channels stay hidden for the whole run, to within the spread of "
-        "the start, and neither stays hidden from anyone who knows the start"
+        "the start; from anyone who knows the start, neither stays hidden"
     ),
     silo("model", (has_forced_scales,), words=(forced,)).says(
         "receives {forced} no free scale, on one side or on both (forced_to_one in result.json says which, and why)"
     ),
     silo("model", (has_frozen_parts,), ("adapter-product", *OF_A_NOISY_MODEL), words=(), place="brief").says(
-        "receives frozen parameters as they are, and of the parameters that train between them what no scale can "
-        "hide|: of an adapter the product of its two matrices"
+        "receives frozen parameters as they are, and what no scale can hide of the parameters that train between "
+        "them|: for an adapter, the product of its two matrices"
     ),
     silo("model", attacks=("update-direction",), words=(up_to_what,), place="brief").says(
         "sees the hidden layers {up_to_what}, and so knows the function that they compute"
@@ -145,20 +145,20 @@ RECEIVED = (
 )
 
 OFFSETS = (
-    "then, from a single sample, the differences between the last layer’s offsets: with the public direction they give "
-    "the whole offset where m is below the number of outputs"
+    "from a single sample, the differences between the last layer’s offsets; with the public direction these give the "
+    "whole offset where m is below the number of outputs"
 )
 SOFTMAX = (
     silo("model", (shared.is_cross_entropy, returns_the_paper_s_form, sends_outputs), OF_A_SOFTMAX).says(
         "can work out the true softmax of its own rows|, exactly once its batch has at least m samples, because "
-        f"probabilities sum to one, and {OFFSETS}"
+        f"probabilities sum to one; then, {OFFSETS}"
     ),
     silo("model", (shared.is_cross_entropy, has_ratios), OF_A_SOFTMAX).says(
         "can work out the true softmax of its own rows|, each from its own row of the answer to blinded ratios, "
-        f"whatever the size of the batch, and {OFFSETS}"
+        f"whatever the size of the batch; then, {OFFSETS}"
     ),
     silo("model", (shared.is_cross_entropy, returns_the_softmax), OF_A_SOFTMAX, place="brief").says(
-        f"receives the true softmax of its own rows|, whatever the size of the batch, and {OFFSETS}"
+        f"receives the true softmax of its own rows|, whatever the size of the batch; then, {OFFSETS}"
     ),
 )
 
@@ -176,12 +176,12 @@ SILO = (
     ),
     *SOFTMAX,
     silo("model", attacks=("canonical-form", "membership-inference"), place="front").says(
-        "gets the true function with the released model|"
+        "gets a released model that predicts as the true model does|, because it computes the same function"
     ),
     shared.LABELS_OF_OTHERS,
     silo("model", (starts_from_the_seed,), ("training-seed",)).says(
-        "knows the true model of round 1, as does anyone who has the run file: the initial weights follow from the "
-        "training seed in it"
+        "knows the true model of round 1, as does anyone who has the run file, whose training seed determines the "
+        "initial weights"
     ),
     *shared.SILO_STATISTICS,
     *under((shared.of_two("gradient below the last layer"),), is_unscaled),

@@ -34,14 +34,14 @@ def parties(evidence: Evidence) -> Iterator[Sentence]:
         return
     text = f"{record.silos} {'silo' if record.silos == 1 else 'silos'}, which hold rows, took part"
     if 0 < len(record.silo_names) <= MOST_NAMES:
-        text += f", and the run calls them {enumerated(record.silo_names)}"
+        text += f": {enumerated(record.silo_names)}"
     yield sentence(text, of_result("silo_names" if record.silo_names else "silos"))
     if not evidence.entry or not evidence.entry.pooled:
-        yield sentence("Beside them a server took part, which holds no training rows", of_result("protocol"))
+        yield sentence("A server, which holds no training rows, took part as well", of_result("protocol"))
     if record.setting("engine", "name") != "flare" and evidence.entry and evidence.entry.summed:
         yield sentence(
-            "All roles ran on one machine, so this run shows what the roles receive and is a simulation of "
-            "separate parties",
+            "All roles ran on one machine, so this run is a simulation of separate parties, and shows what the roles "
+            "receive",
             _of_run(evidence, "engine", "name"),
         )
 
@@ -60,14 +60,14 @@ def sheet(evidence: Evidence) -> Iterator[Sentence]:
         asked = evidence.run_file.get("run", {}).get("rounds", "?")
         yield sentence(
             f"The run has not finished: {evidence.rounds_done} of {asked} rounds are in its history, so this dossier "
-            "states what was planned, and is to be made again at the end",
+            "states what was planned; make it again at the end",
             "history.jsonl" if (evidence.folder / "history.jsonl").exists() else "run.toml",
             of_planned("run", "rounds"),
         )
     elif evidence.record.insecure_secret_seed:
         yield sentence(
-            "The run used insecure-secret-seed, so nothing was hidden in it, and no statement of this dossier on what "
-            "is hidden holds",
+            "The run used insecure-secret-seed, so nothing was hidden in it, and none of this dossier’s statements on "
+            "what is hidden holds",
             of_result("insecure_secret_seed"),
         )
     yield sentence(
@@ -75,19 +75,19 @@ def sheet(evidence: Evidence) -> Iterator[Sentence]:
         "clause:gdpr-35-7-a",
     )
     yield sentence(
-        "Beside each sentence stands what it rests on: a key of a file in the run folder, a claim of this version of "
-        "Moretta on who learns what, or a clause",
+        "Each sentence names its sources: a key of a file in the run folder, a clause, or a claim of this version of "
+        "Moretta on who learns what",
         of_result("versions", "moretta") if evidence.record else "run.toml",
     )
     yield sentence(
-        "It weighs nothing: whether a risk is acceptable and what the law asks for, people decide", "clause:gdpr-35-7-c"
+        "It judges nothing: people decide whether a risk is acceptable and what the law requires", "clause:gdpr-35-7-c"
     )
 
 
 def impacts(evidence: Evidence) -> Iterator[Sentence]:
     """Yield where the dossier states impacts by design."""
     yield sentence(
-        "What each role learns by design stands in section 2.2.a, and what attacks made of it in section 4.1.c",
+        "Section 2.2.a states what each role learns by design, and section 4.1.c the results of attacks",
         "clause:template-3.1",
     )
 
@@ -99,14 +99,15 @@ def words(evidence: Evidence) -> Iterator[Sentence]:
 
 
 WORDS = (
-    "A silo is a party that holds rows, such as a hospital, and also called a participant",
-    "The server is the party that leads the training, and under some protocols only relays",
+    "A silo, also called a participant, is a party that holds rows, such as a hospital",
+    "The server is the party that leads the training; under some protocols it only passes messages on",
     "A row is one record, often about one person; its label, or target, is what the model learns to predict",
-    "A round is one step of the training, in which silos compute and something is added up",
-    "An update is what a silo computes of its rows in a round: a gradient, a change of weights or a few numbers",
-    "A secure sum adds updates up under masks, random numbers that cancel in the sum",
-    "The model is the numbers, also called parameters or weights, that were trained",
-    "Chance, or guessing, is what an attack scores that has seen nothing of the run",
+    "A round is one step of the training: silos compute, and something is added up",
+    "An update is what a silo computes from its rows in a round: a gradient, a change of weights or a few numbers",
+    "A secure sum adds up updates under masks, which are random numbers that cancel in the sum",
+    "The model is the trained numbers, also called parameters or weights; obfuscated ones are changed by secret "
+    "numbers, which is not encryption",
+    "Chance, or guessing, is the score of an attack that has seen nothing of the run",
 )
 
 
@@ -117,8 +118,8 @@ _KINDS = {
     "category": "one of some words without an order",
     "ordered": "one of some words with an order",
     "date": "a date",
-    "id": "an identifier of the row, which is no input of the model",
-    "group": "an identifier of whom the row is about, which is no input of the model",
+    "id": "an identifier of the row, which is not an input of the model",
+    "group": "an identifier of the person or thing that the row is about, which is not an input of the model",
     "file": "the path of an image, which is the input of the model",
     "target": "what the model learns to predict",
     "drop": "not read",
@@ -153,9 +154,7 @@ def _column(name: str, column: Mapping[str, Any]) -> str:
 def _arrays(evidence: Evidence) -> Iterator[Sentence]:
     """Yield what is known of inputs without a schema."""
     source = _of_run(evidence, "data")
-    yield sentence(
-        "No schema says what the columns mean, so the categories of data are to be described by people", source
-    )
+    yield sentence("No schema says what the columns mean, so people must describe the categories of data", source)
     inputs = evidence.inputs or {}
     if shape := inputs.get("shape"):
         size = " × ".join(map(str, shape)) if isinstance(shape, list) else str(shape)
@@ -205,7 +204,7 @@ def functions(evidence: Evidence) -> Iterator[Sentence]:
         summed = (
             "The updates were sent in the clear, without a secure sum"
             if scheme == "none"
-            else f"The updates were added up by the secure sum called {scheme}; section 2.2.a says who sees what of it"
+            else f"The secure sum called {scheme} added up the updates; section 2.2.a says who sees which part of it"
         )
         yield sentence(summed, source)
     else:
@@ -230,7 +229,7 @@ def means(evidence: Evidence) -> Iterator[Sentence]:
     record = evidence.record
     if record is not None:
         for name, version in record.versions.items():
-            yield sentence(f"The software {name} was of version {version}", of_result("versions", name))
+            yield sentence(f"The version of {name} was {version}", of_result("versions", name))
         engine = record.setting("engine", "name")
         where = "between machines by NVIDIA FLARE" if engine == "flare" else f"by the engine {engine}"
         yield sentence(f"Messages were carried {where}", _of_run(evidence, "engine", "name"))
@@ -238,9 +237,9 @@ def means(evidence: Evidence) -> Iterator[Sentence]:
         **{name: FILES[name] for name in ("model.safetensors", "released.safetensors")},
         "models": "each silo’s own model",
         "views": "recorded messages, on which attacks can run",
-        "truth": "what an audit is scored by, among it secrets of the roles",
+        "truth": "the data that audits compare with, including secrets of the roles",
         "checkpoint": "the roles’ states, with their secrets",
-        "participants": "the participants’ own models side by side, as a simulation has them",
+        "participants": "the participants’ own models side by side, as a simulation keeps them",
     }
     for name, what in kept.items():
         if (evidence.folder / name).exists():
@@ -255,7 +254,7 @@ def security(evidence: Evidence) -> Iterator[Sentence]:
     if evidence.entry is None or evidence.entry.summed:
         roster = has_roster(record.content)
         text = (
-            "Each silo signed its keys by a long-lived identity, which a roster of all parties names"
+            "Each silo signed its keys with a long-lived identity, which the roster of all parties names"
             if roster
             else "No roster of identities was set, so the silos took each other’s keys from the server on trust"
         )
@@ -287,7 +286,7 @@ class Held:
         """Return its sentence on this run, and its assumptions."""
         source = f"claim:{self.protocol}:{self.place}"
         text = self.claim.sentence(run).replace("`", "")
-        text += f" This holds where: {self.claim.assumes}" * bool(self.claim.assumes)
+        text += f" This assumes: {self.claim.assumes}" * bool(self.claim.assumes)
         return sentences(text, source, of_result("protocol"), group=ROLES[self.claim.role])
 
 
@@ -307,7 +306,7 @@ def received(evidence: Evidence) -> Iterator[Sentence]:
     """Yield what each role received, in words, and how much of it was recorded."""
     if evidence.record is None:
         yield sentence(
-            "What each role received is not stated, as the run has not finished and its record is written at the end",
+            "What each role received is not stated, because the run has not finished; its record is written at the end",
             of_planned("run", "rounds"),
         )
         return
@@ -318,7 +317,7 @@ def received(evidence: Evidence) -> Iterator[Sentence]:
         yield from under(name, _recorded(evidence, role))
     if not claims_of(evidence.protocol):
         yield sentence(
-            f"This version states nothing of what roles receive under {evidence.protocol}", of_result("protocol")
+            f"This version states nothing about what roles receive under {evidence.protocol}", of_result("protocol")
         )
 
 
@@ -329,7 +328,7 @@ def _recorded(evidence: Evidence, role: str) -> list[Sentence]:
     most = max(evidence.heard[name].bytes for name in roles)
     messages = max(evidence.heard[name].messages for name in roles)
     whom = "it received" if role == "server" else "one silo received at most"
-    text = f"In the rounds that were recorded {whom} {messages:,} messages of {human_bytes(most)} in all"
+    text = f"In the recorded rounds {whom} {messages:,} messages of {human_bytes(most)} in all"
     return [sentence(text, "views/index.jsonl", of_result("views"))]
 
 
@@ -349,33 +348,33 @@ PERSONAL: Mapping[About, tuple[str, tuple[str, ...]]] = {
         ("gdpr-4-1",),
     ),
     "ids": (
-        "Whether somebody is among the rows of a silo is personal data, because it says of that person that the silo "
-        "has to do with them",
+        "Whether somebody is among the rows of a silo is personal data, because it shows that the silo has to do "
+        "with that person",
         ("gdpr-4-1",),
     ),
     "update": (
-        "What one silo computed of its rows is personal data unless an assessment shows otherwise, because "
-        "rows may be worked out from it",
+        "What one silo computed from its rows is personal data unless an assessment shows otherwise, because "
+        "it may reveal rows",
         ("gdpr-4-1", "opinion-43"),
     ),
     "sum": (
-        "A sum over silos is to be assessed as what one of them computed: it tells the less of each row, the "
-        "more rows are in it, and attacks measure how much",
+        "A sum over silos must be assessed like what one silo computed; the more rows are in it, the less it "
+        "reveals of each, and attacks measure how much",
         ("gdpr-4-1", "opinion-43"),
     ),
     "statistics": (
-        "Figures over many rows describe a group, and are personal data where so few rows stand behind one that it "
-        "tells of a person",
+        "Figures over many rows describe a group; a figure is personal data where it covers so few rows that it "
+        "reveals something about a person",
         ("gdpr-4-1",),
     ),
     "model": (
-        "A model that was trained on personal data cannot in all cases be considered anonymous, so whether this one is "
-        "personal data is to be assessed for this case, with the attacks as evidence",
+        "A model that was trained on personal data cannot in all cases be considered anonymous, so people must assess "
+        "for this case whether this one is personal data, with the attacks as evidence",
         ("opinion-34", "opinion-43"),
     ),
     "traffic": (
-        "Who takes part when, with how many rows and how long messages, is about silos, and is personal data "
-        "where a number of rows tells of one person",
+        "Who takes part when, with how many rows and how long messages, is about silos; it is personal data "
+        "where a number of rows reveals something about one person",
         ("gdpr-4-1",),
     ),
 }
@@ -392,5 +391,5 @@ def personal(evidence: Evidence) -> Iterator[Sentence]:
             cited = [f"clause:{name}" for name in clauses]
             claims = [f"claim:{claim.protocol}:{claim.place}" for claim in having]
             names = ", ".join(name[0].lower() + name[1:] for name in roles)
-            group = "Which of it is personal data, and why"
+            group = "Which of this is personal data, and why"
             yield sentence(f"{text} (received here by: {names})", *cited, *claims, group=group)

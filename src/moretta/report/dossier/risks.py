@@ -38,9 +38,9 @@ def method(evidence: Evidence) -> Iterator[Sentence]:
         "clause:opinion-attacks",
     )
     rows = "the run’s test rows" if audit.background == TEST_ROWS else audit.background
-    yield sentence(f"As background knowledge attackers had {rows}, where an attack uses any", of_audited("background"))
-    yield sentence("An attack succeeded where the 95 % interval of its score lies above what guessing scores", tried)
-    yield sentence("An attack that failed proves nothing, because a stronger one may exist", tried)
+    yield sentence(f"Attackers that use background knowledge had {rows}", of_audited("background"))
+    yield sentence("An attack succeeded if the 95 % interval of its score lies above the score of guessing", tried)
+    yield sentence("A failed attack proves nothing, because a stronger one may exist", tried)
     slow = "Slow attacks ran too" if audit.thorough else "Slow attacks were left out"
     yield sentence(slow, of_audited("thorough"))
     if audit.confined_by != "kernel":
@@ -119,7 +119,7 @@ def epsilon(evidence: Evidence) -> Iterator[Sentence]:
         return
     group = "Differential privacy"
     if not is_noised(record.content):
-        text = "No noise was added for differential privacy, so there is no epsilon that bounds what the model tells"
+        text = "No noise was added for differential privacy, so there is no epsilon that bounds what the model reveals"
         yield sentence(text, of_result("facts"), "clause:nist-2-1-1", group=group)
         return
     facts = record.facts
@@ -132,7 +132,7 @@ def epsilon(evidence: Evidence) -> Iterator[Sentence]:
         group=group,
     )
     yield sentence(
-        f"Its unit of privacy is {unit(facts)}: of a person with {'several rows, or with ' if several else ''}rows at "
+        f"Its unit of privacy is {unit(facts)}; for a person with {'several rows, or with ' if several else ''}rows at "
         "several silos, it bounds less",
         source,
         "clause:nist-2-4",
@@ -144,7 +144,7 @@ def epsilon(evidence: Evidence) -> Iterator[Sentence]:
     grouped = next((name for name, column in evidence.columns.items() if column.get("kind") == "group"), None)
     if grouped is not None and several:
         yield sentence(
-            f"The schema says by the column {grouped} whom rows are about, so a person may have several rows here",
+            f"The schema’s column {grouped} names whom rows are about, so a person may have several rows here",
             of_inputs("table", "columns", grouped),
             group=group,
         )
@@ -181,13 +181,13 @@ ASSUMPTIONS: Sequence[Assumption] = (
         ("settings", "engine", "name"),
     ),
     Assumption(
-        "Fewer silos are assumed to work together with the server than the threshold of the secure sum allows",
+        "It is assumed that fewer silos collude with the server than the threshold of the secure sum",
         "Fewer silos collude with the server than the threshold",
         is_masked,
         ("secure_aggregation", "scheme"),
     ),
     Assumption(
-        "As there is no roster of identities, the server is assumed to relay the keys of the silos unchanged",
+        "There is no roster of identities, so the server is assumed to pass on the keys of the silos unchanged",
         "Without a roster of identities silos trust the server to relay their keys unchanged",
         lambda record: is_summed(record) and has_no_roster(record),
         ("settings", "secure-aggregation"),
@@ -205,11 +205,11 @@ def remaining(evidence: Evidence) -> Iterator[Sentence]:
     """Yield the remaining risks: claims without an attack, attacks that did not run, assumptions, warnings."""
     record = evidence.record
     if record is None:
-        yield sentence("What remains cannot be said before the run has finished", of_planned("run", "rounds"))
+        yield sentence("The remaining risks cannot be stated before the run has finished", of_planned("run", "rounds"))
         return
     yield from under("Statements that no attack on this run tested", _untested(evidence))
     for place, attack in enumerate(record.audit.not_run if record.audit else ()):
-        text = f"{who_does(attack)}: this attack was not run, as {attack.because}"
+        text = f"{who_does(attack)}: this attack was not run, because {attack.because}"
         source = of_audited("not_run", place)
         yield sentence(text, source, group="Attacks that were not run", name=attack.attack)
     for assumed in ASSUMPTIONS:
@@ -229,7 +229,5 @@ def _untested(evidence: Evidence) -> Iterator[Sentence]:
         some = [claim for claim in held(evidence) if claim.claim.role == role and claim.claim.kind != "unclaimed"]
         rest = [claim for claim in some if not played & set(claim.claim.attacks)]
         if rest:
-            text = (
-                f"{name}: {len(rest)} of {len(some)} statements on what it learns were tested by no attack on this run"
-            )
+            text = f"{name}: no attack on this run tested {len(rest)} of {len(some)} statements on what it learns"
             yield sentence(text, *(f"claim:{claim.protocol}:{claim.place}" for claim in rest))

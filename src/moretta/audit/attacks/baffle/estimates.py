@@ -326,7 +326,7 @@ def gather_numbers(truth: Truth, more: Mapping[str, Array], knowledge: str) -> G
     return Given(
         views={"server": rounds},
         arrays=arrays,
-        view=f"{len(rounds)} rounds of the server, and the sums that it opened in them",
+        view=f"{len(rounds)} rounds of the server's messages, and the sums that it opened in them",
         knowledge=knowledge,
     )
 

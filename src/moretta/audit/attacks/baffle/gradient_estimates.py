@@ -146,7 +146,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     mean = float(np.mean(cosines))
     rows = _batch(truth, seen[int(number)], int(silo))
     extra, pictures = _compared(claim["row"], rows, truth)
-    sentence = f"The server learns the silos' gradient by {count} of {size} directions a round"
+    sentence = f"The server learns the silos' gradient along {count} of {size} directions a round"
     sentence += ", each of one block of layers" * isinstance(of, Moves)
     return _finding(
         cosines,
@@ -183,8 +183,8 @@ def _figures_of(figures: dict[str, float], rows: int) -> str:
     if not figures:
         return ""
     return (
-        f", and the row that fits its numbers best is off by {figures['row_error']:.2f} of the nearest of {rows} rows, "
-        f"the mean background row by {figures['mean_row_error']:.2f}"
+        f". The row that fits its numbers best has a relative error of {figures['row_error']:.2f} to the nearest of "
+        f"{rows} rows, the mean background row one of {figures['mean_row_error']:.2f}"
     )
 
 
@@ -258,7 +258,7 @@ def gather_own(truth: Truth) -> Given:
     return Given(
         views={"server": tuple(number for number in truth.run.recorded if number <= rounds[-1])},
         arrays={"rounds": np.array(rounds)},
-        view=f"{rounds_of(len(rounds))} of the server",
+        view=f"{rounds_of(len(rounds))} of the server's messages",
         knowledge="nothing",
     )
 

@@ -124,19 +124,20 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     if truth.run.masked:
         figures["masked_words_p"] = float(claim["words_p"])
     return AttackResult(
-        measure="area under the ROC curve of telling loss differences of data from those of noise",
+        measure="area under the ROC curve of distinguishing loss differences of data from those of noise",
         score=area,
         chance=0.5,
         constant=0.5,
         interval=interval,
-        sentence=f"The server tells {what} from those of noise with an AUC of {area:.2f} (two-sample p = {p:.1e})",
+        sentence=f"The server distinguishes {what} from those of noise with an AUC of {area:.2f} "
+        f"(two-sample p = {p:.1e})",
         figures=figures,
     )
 
 
 ATTACK = Attack(
     name="loss-differences",
-    title="tells uploads made from data from uploads made from noise",
+    title="finds out whether uploads were made from data or from noise",
     severity="protocol",
     role="server",
     source="two-sample test of Feng et al. (BAFFLE), appendix D, Fig. 5",

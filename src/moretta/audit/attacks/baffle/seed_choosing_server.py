@@ -160,13 +160,13 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     order, place = bool(claim["in_order"]), below / count
     when = "all were committed before any contribution was shown" if order else OUT_OF_ORDER
     return AttackResult(
-        measure="part of seeds at random that show the server less of what it would like to see; 1 if it could choose",
+        measure="part of random seeds that show the server less of what it would like to see; 1 if it could choose",
         score=place if order else 1.0,
         chance=AGREED,
         interval=of_rate(below, count) if order else (1.0, 1.0),
-        sentence=f"The recorded seed shows the server {recorded:.2f} times what any seed does of a gradient it would "
-        f"like to see, more than {place:.0%} of {count} seeds; choosing among them would have given it {best:.2f} "
-        f"times, and {when}",
+        sentence=f"The recorded seed shows the server {recorded:.2f} times what seeds show on average of a gradient "
+        f"that it would like to see. That is more than {place:.0%} of {count} seeds. The best of these would have "
+        f"shown {best:.2f} times the average; {when}",
         figures={
             "place": place,
             "gain_recorded": recorded,
@@ -180,7 +180,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
 
 ATTACK = Attack(
     name="seed-choosing-server",
-    title="chooses what silos measure, so as to learn more of their update",
+    title="chooses what silos measure, to learn more of their update",
     severity="protocol",
     role="server",
     source="derivation; Feng et al. (BAFFLE) let the server send the seed",

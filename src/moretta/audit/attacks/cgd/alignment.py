@@ -108,8 +108,8 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
         chance=0.5,
         constant=0.5,
         interval=interval,
-        sentence=f"The relay of lists of ids tells those in a list from others of a dictionary of {len(inside)} with "
-        f"an area under the ROC curve of {area:.2f}, where a coin has 0.50",
+        sentence=f"The relay of lists distinguishes ids in a list from others of a dictionary of {len(inside)} with an "
+        f"area under the ROC curve of {area:.2f}, where a coin has 0.50",
         figures={"ids": float(len(inside)), "closest_bits": float(claim["closeness"].max())},
     )
 
@@ -172,12 +172,12 @@ def score_shared(claim: Claim, truth: Truth) -> AttackResult:
     true = np.array([all(own in held for held in theirs) for own in listings[name].elements])
     hits, rate = int((claim["shared"] == true).sum()), float(true.mean())
     return AttackResult(
-        measure="rows of which a partner knows correctly whether the others have them",
+        measure="rows for which a partner knows correctly whether the others have them",
         score=hits / len(true),
         chance=max(rate, 1 - rate),
         constant=max(rate, 1 - rate),
         interval=of_rate(hits, len(true)),
-        sentence=f"A partner knows correctly of {hits} of its {len(true)} rows whether the other holders have them too",
+        sentence=f"For {hits} of its {len(true)} rows a partner knows correctly whether the other holders have them",
         figures={"rows": float(len(true)), "shared": float(true.sum())},
     )
 

@@ -35,7 +35,7 @@ from moretta.protocols.common.targets import classes_of
 def check_whole(truth: Truth) -> None:
     """Raise `moretta.errors.ParameterError` where columns are split, so that no participant has a whole model."""
     if any(silo.columns for silo in truth.federation.silos):
-        raise ParameterError("columns are split, so that no participant by itself holds D of all layers")
+        raise ParameterError("columns are split, so no participant alone holds D of all layers")
 
 
 def participant(truth: Truth, name: str, number: int) -> Client:
@@ -51,7 +51,7 @@ def displacement(truth: Truth, name: str, number: int) -> Tensors:
 def after_last(truth: Truth) -> int:
     """Return the number of the round after the last recorded one: `displacement` before it is the latest known."""
     if not truth.recorded:
-        raise ParameterError("no round of training was recorded, so that no D is known")
+        raise ParameterError("no round of training was recorded, so no D is known")
     return truth.recorded[-1] + 1
 
 
@@ -187,7 +187,7 @@ class JointRow:
         """Return the first row. Raises `moretta.errors.ParameterError` where no columns are split."""
         grid = grid_of(truth.federation.silos)
         if not grid.is_split:
-            raise ParameterError("no columns are split, so that no values of a first layer travel")
+            raise ParameterError("no columns are split, so no values of a first layer travel")
         return cls(truth, grid, next(iter(grid.rows)))
 
     @property
@@ -207,7 +207,7 @@ class JointRow:
             same = [part for part in self.grid.parts.values() if part.columns == self.grid.parts[name].columns]
             beside = [part.name for part in same if part.row != self.name]
             if not beside:
-                raise ParameterError("the grid has one row, so that nobody but the attacked hold D of their columns")
+                raise ParameterError("the grid has one row, so only the attacked participants hold D of their columns")
             holders.append(beside[0])
         return holders
 
@@ -244,7 +244,7 @@ class JointRow:
         """Return the fraction bits of z's sum in a round, as the head received them."""
         joins = self.truth.messages(self.head, number, Join)
         if not joins:
-            raise ParameterError(f"row `{self.name}` sat out a recorded round, so that there is no z of it")
+            raise ParameterError(f"row `{self.name}` sat out a recorded round, so there is no z of it")
         return joins[-1].fraction_bits
 
     def others_z(self, number: int) -> Floats:

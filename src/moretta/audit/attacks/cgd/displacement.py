@@ -59,9 +59,9 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
         chance=chance,
         constant=chance if tasks else None,
         interval=of_rate(int(hits.sum()), len(hits)) if tasks else of_mean(hits, -NO_FLOOR, 1.0),
-        sentence=f"A participant that takes D for a model has {confined.in_words(truth, merit)} on {len(hits)} rows "
-        f"that nobody trained on, where confined models have {confined.in_words(truth, float(theirs.mean()))} on "
-        f"average; D does better than {beaten} of {len(theirs)}",
+        sentence=f"A participant that uses D as a model has {confined.in_words(truth, merit)} on {len(hits)} rows "
+        f"that nobody trained on. Confined models have {confined.in_words(truth, float(theirs.mean()))} on "
+        f"average; D is better than {beaten} of {len(theirs)}",
         figures={
             "confined_mean": float(theirs.mean()),
             "confined_worst": float(theirs.min()),

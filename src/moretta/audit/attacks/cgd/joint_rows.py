@@ -95,7 +95,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the features, beside the mean row of the helpers, who have such rows. The interval is over rows."""
     row = confined.JointRow.first(truth)
     if not len(claim["rows"]):
-        raise ParameterError("no row was used in two recorded rounds, so that there are no differences of z")
+        raise ParameterError("no row was used in two recorded rounds, so there are no differences of z")
     columns = [column for name in row.others for column in row.columns(name)]
     true = row.rows.x[claim["rows"]][:, columns].astype(np.float64)
     other = confined.JointRow(truth, row.grid, row.grid.parts[row.holders_in_other_rows()[0]].row)
@@ -112,7 +112,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
 
 FEATURES = Attack(
     name="raw-features",
-    title="works out the columns that a partner holds of the rows that they share",
+    title="works out a partner's columns of the rows that both hold",
     severity="rows",
     role="silos together",
     source="z(k) - z(1) = X (D1(k) - D1(1)); contradicts t <= m - 2 of Confined Gradient Descent for joint rows",

@@ -98,7 +98,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     return AttackResult(
         "1 - relative error of another's gradient, median over rounds",
         *of_units(np.array(errors), np.array(guesses)),
-        sentence=f"A participant that takes its own part off the sum of {len(others) + 1} has another's gradient "
+        sentence=f"A participant that subtracts its own part from the sum of {len(others) + 1} has another's gradient "
         f"{to_error(error)}, where the mean of all is off by {guess:.1e}",
         figures={"relative_error": error, "mean_of_all": guess, "rounds": float(len(errors))},
     )
@@ -106,7 +106,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
 
 TWO_PARTIES = Attack(
     name="two-party-exposure",
-    title="works out the other participant's update by taking off its own",
+    title="works out the other participant's update by subtracting its own",
     severity="protocol",
     role="silo",
     source="a sum of two less one's own part; docs/cgd.md",
@@ -128,7 +128,7 @@ MOST_ROWS = 128  # in a sum: for more, inversion has never succeeded
 def fits_rows(run: PublicRun) -> str:
     """Return why the attack cannot be tried; empty if it can."""
     if run.augmented:
-        return "inputs are varied each time they are used, so that there is no row to find"
+        return "inputs are varied each time they are used, so there is no row to find"
     if run.has_tokens:
         return "rows hold token ids, which cannot be moved a little towards those of the gradient"
     return fits(run)
@@ -161,9 +161,7 @@ def _rounds(truth: Truth) -> list[int]:
     chosen = sorted(whole, key=lambda k: (confined.rows_of_sum(truth, k), -k))[:ROUNDS_THOROUGH]
     others = confined.rows_of_sum(truth, chosen[0]) - len(truth.batch(truth.run.silos[0], chosen[0]))
     if others > MOST_ROWS:
-        raise ParameterError(
-            f"a sum is of {others} rows of others, more than the {MOST_ROWS} that inversion is tried on"
-        )
+        raise ParameterError(f"a sum is of {others} rows of others; inversion is tried on at most {MOST_ROWS}")
     return chosen
 
 
@@ -258,7 +256,7 @@ def fits_moments(run: PublicRun) -> str:
     if run.loss != "mse" or not run.head:
         return "second moments follow from sums only for a linear model under mse loss"
     if size and size < max(run.rows.values()):
-        return "each round uses other rows, so that sums of different rounds do not compare"
+        return "each round uses other rows, so sums of different rounds do not compare"
     return "" if len(run.recorded) >= FROM else f"it takes {FROM} recorded rounds or more"
 
 
@@ -288,7 +286,7 @@ def _check_linear(truth: Truth) -> None:
     generator = np.random.default_rng(0)
     weights = modules.arrays(model)
     named = set(modules.trainable(model))
-    message = "the model is more than one linear layer, so that its gradients are not linear in its weights"
+    message = "the model is more than one linear layer, so its gradients are not linear in its weights"
     if named != {name for name in (run.head, run.head_bias) if name}:
         raise ParameterError(message)
     for name in named:

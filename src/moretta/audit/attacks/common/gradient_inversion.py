@@ -57,7 +57,7 @@ MOST_ROWS = 256  # in a batch: pairing and search grow with them
 def fits(run: PublicRun) -> str:
     """Return why the attack cannot be tried; empty if it can."""
     if exposure(run).recovered and run.masked:
-        return "an upload is masked, and holds terms of a noisy model; the sum of all is attacked in its place"
+        return "an upload is masked, and holds terms of a noisy model; the sum of all is attacked instead"
     if why := unsuited(run):
         return why
     many = "every batch has more rows than this search tries"

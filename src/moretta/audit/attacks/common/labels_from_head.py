@@ -39,14 +39,14 @@ def fits(run: PublicRun) -> str:
     if run.setting("class-weights"):
         return "class weights make the rows of a batch count differently"
     if run.setting("dp-noise"):
-        return "silos draw their batches in secret and add noise, so there are no known counts to score by"
+        return "silos draw their batches in secret and add noise, so there are no known counts to score with"
     return why_not(run) or no_training(run)
 
 
 def gather(truth: Truth) -> Given:
     """Return the gradients of the first rounds for the server, and background rows."""
     rounds = first_rounds(truth, ROUNDS)
-    view = f"{rounds_of(len(rounds))} of the server"
+    view = f"{rounds_of(len(rounds))} of the server's messages"
     return gather_rounds(truth, rounds, {"rounds": np.array(list(rounds))}, view)
 
 
@@ -151,15 +151,15 @@ def _finding(of: str, scores: Floats, means: Floats, masked: Floats, constant: f
     got, guess = _against_guess(means)
     chance = float(guess.mean())
     low, high = of_mean(got - guess)  # the same batches: their luck is in both
-    sentence = f"From {of} the server reads how many rows of a batch are of each class, {got.mean():.1%} of them right"
+    sentence = f"From {of} the server counts the rows of each class in a batch, {got.mean():.1%} of them correctly"
     figures = {"exact": float(np.mean(scores[:, 0] > 1.0 - 1e-12)), "uploads": float(len(scores))}
     figures["units"] = float(len(means))
     if masked.size:
         right, alone = (float(shares.mean()) for shares in _against_guess(masked))
-        sentence += f"; from one silo's masked upload {right:.1%}, where a guess has {alone:.1%}"
+        sentence += f". From one silo's masked upload it counts {right:.1%} correctly, where a guess has {alone:.1%}"
         figures |= {"from_masked_words": right, "chance_of_masked_words": alone}
     return AttackResult(
-        measure="rows whose class is counted right, mean over batches",
+        measure="rows whose class is counted correctly, mean over batches",
         score=float(got.mean()),
         chance=chance,
         constant=constant,

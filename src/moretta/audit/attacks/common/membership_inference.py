@@ -139,7 +139,7 @@ def gather(truth: Truth) -> Given:
         views={silo: rounds} if rounds else {},
         arrays=_arrays(held, Rows(x, y), own, known),
         view=f"{model}, and its view of {rounds_of(len(rounds))}" if rounds else model,
-        knowledge=f"its own {len(own.x)} rows, {len(known.x)} background rows, and {len(x)} rows to tell members among",
+        knowledge=f"its own {len(own.x)} rows, {len(known.x)} background rows, and {len(x)} rows, some of them members",
     )
 
 
@@ -230,7 +230,7 @@ def robust_ratio(phi: Array, shadows: Array, count: int, loss: str) -> Floats:
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
     """Return the area under the ROC curve, and the hits at a rate of false alarms of 1 %."""
-    return told_apart(claim, truth, truth.run.silos[1], "A silo tells another's")
+    return told_apart(claim, truth, truth.run.silos[1], "A silo distinguishes another's")
 
 
 def told_apart(claim: Claim, truth: Truth, silo: str, who: str) -> AttackResult:
@@ -254,20 +254,22 @@ def told_apart(claim: Claim, truth: Truth, silo: str, who: str) -> AttackResult:
         facts = read_json(truth.folder / "result.json")["facts"]
         claimed = facts.get("epsilon_to_silos", facts["epsilon"])  # towards another silo
         size = f"{claimed:.3g}" if isinstance(claimed, int | float) else "any size"
-        bound = f"; if rows were dealt at random that takes an epsilon of {audit['epsilon_at_least']:.2g} or more (one "
-        bound += f"run, 95 %), and {size} is claimed"
+        bound = (
+            f". If rows were dealt at random, that takes an epsilon of {audit['epsilon_at_least']:.2g} or more (one "
+        )
+        bound += f"run, 95 %); {size} is claimed"
     if models > 1:
         figures["auc_with_earlier_models"] = auc(claim["together"][member], claim["together"][~member])[0]
         figures["models"] = float(models)
     return AttackResult(
-        measure="area under the ROC curve of telling another silo's training rows from rows of the same labels that "
-        "nobody trained on",
+        measure="area under the ROC curve of distinguishing another silo's training rows from rows of the same "
+        "labels that nobody trained on",
         score=area,
         chance=0.5,
         constant=0.5,
         interval=interval,
-        sentence=f"{who} training rows from rows that nobody trained on with an AUC of {area:.2f}, "
-        f"and finds {hits:.0%} of them at 1 % of false alarms{bound}",
+        sentence=f"{who} training rows from rows that nobody trained on with an AUC of {area:.2f}. "
+        f"With 1 % of false alarms it finds {hits:.0%} of them{bound}",
         figures=figures,
     )
 
@@ -289,7 +291,7 @@ def hits_at(members: Array, others: Array) -> float:
 
 ATTACK = Attack(
     name="membership-inference",
-    title="tells whether a row was in another silo's training data",
+    title="finds out whether a row was in another silo's training data",
     severity="members",
     role="silo",
     source="LiRA: Carlini et al., S&P 2022, Algorithm 1; RMIA: Zarifzadeh et al., ICML 2024",
@@ -310,7 +312,7 @@ def gather_alone(truth: Truth) -> Given:
         views={},
         arrays=_arrays(model, rows, rows.of(slice(0)), known),
         view=f"the model that {silo} showed it at the end",
-        knowledge=f"{len(known.x)} background rows, and {len(x)} rows to tell members among",
+        knowledge=f"{len(known.x)} background rows, and {len(x)} rows, some of them members",
     )
 
 
@@ -324,13 +326,13 @@ def attack_alone(case: Case) -> Claim:
 def score_alone(claim: Claim, truth: Truth) -> AttackResult:
     """Score as `score` does."""
     silo = truth.run.silos[0]
-    return told_apart(claim, truth, silo, f"The server tells {silo}'s")
+    return told_apart(claim, truth, silo, f"The server distinguishes {silo}'s")
 
 
 OF_LOCAL_MODELS = replace(
     ATTACK,
     name="membership-of-local-models",
-    title="tells whether a row was in one silo's training data, from that silo's own model",
+    title="finds out from one silo's own model whether a row was in its training data",
     role="server",
     protocols=fitting("membership-of-local-models"),
     fits=no_training,

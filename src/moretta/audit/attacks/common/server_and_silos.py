@@ -51,7 +51,7 @@ def gather(truth: Truth) -> Given:
     return Given(
         views={"server": tuple(number for number in run.recorded if number <= rounds[-1])},
         arrays=arrays,
-        view=f"{rounds_of(len(rounds))} of the server",
+        view=f"{rounds_of(len(rounds))} of the server's messages",
         knowledge=f"what all silos of a round but {victim} upload, computed from their own rows, and how many rows "
         "each batch has",
     )
@@ -90,8 +90,8 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     least, most = int(claim["others"].min()), int(claim["others"].max())
     who = f"the other {most if least == most else f'{least} to {most}'} silos of a round"
     who = "the other silo" if most == 1 else who
-    sentence = f"With the server {who} can do the subtraction and have the upload of {silo} "
-    sentence += f"{to_error(middle['alone'])}, with one silo fewer {to_error(middle['pair'])}"
+    sentence = f"The server and {who} subtract what they know and have the upload of {silo} "
+    sentence += f"{to_error(middle['alone'])}. With one silo fewer they have it {to_error(middle['pair'])}"
     return AttackResult(
         "1 - relative error of the gradient, median over rounds",
         *of_units(errors["alone"], errors["mean"]),  # the mean is a guess without a colluder

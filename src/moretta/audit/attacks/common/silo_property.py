@@ -47,14 +47,14 @@ SURE = 1e3  # weight of "shares add up to 1" beside an equation of a round
 SEED = 29
 SMALL = 1e-300
 OWN = "own/"
-AS_OWN = "as its own rows"
+AS_OWN = "its own rows"
 MODEL = "model/"
 
 
 def fits(run: PublicRun) -> str:
     """Return why the attack cannot be tried; empty if it can."""
     if len(run.silos) < 2:
-        return "there is one silo, and no others to learn of"
+        return "there is one silo, and no others to learn about"
     if not run.head_bias:
         return "the model has no linear layer with an output and a bias each"
     plain = (run.setting("optimizer") or "sgd") == "sgd" and not any(
@@ -63,9 +63,9 @@ def fits(run: PublicRun) -> str:
     if not plain or run.setting("class-weights") or run.setting("label-smoothing"):
         return "rounds are not plain gradient steps, from which gradients follow"
     if run.setting("schedule") not in (None, "constant"):
-        return "rounds have rates that follow from how many are left"
+        return "the learning rate depends on how many rounds are left"
     pairs = [number for number in run.recorded if number + 1 in run.recorded and number < run.rounds]
-    return "" if pairs else "no two rounds after each other were recorded"
+    return "" if pairs else "no two consecutive rounds were recorded"
 
 
 def gather(truth: Truth) -> Given:
@@ -192,7 +192,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
         constant=float(theirs.max()) if counted else None,
         interval=(1.0 - max(float(high), error), 1.0 - min(float(low), error)),
         sentence=f"A silo works out the {what} in the other silos' batches to an error of {error:.3f} (95 %: "
-        f"{low:.3f} to {high:.3f}); without a model, the guess that they are {best} misses by {misses[best]:.3f}",
+        f"{low:.3f} to {high:.3f}). The best guess without a model ({best}) misses by {misses[best]:.3f}",
         figures={
             "error": error,
             "error_of_own": misses[AS_OWN],
@@ -214,10 +214,10 @@ def _guesses(own: Floats, known: Floats, flat: Floats, rows: int, others: int, *
         left = left / max(float(left.sum()), SMALL)
     return {
         AS_OWN: own,
-        "as the background rows": known,
-        "as its own and the background rows, half and half": (own + known) / 2,
+        "the background rows": known,
+        "its own and the background rows, half and half": (own + known) / 2,
         "what its own rows leave of the background's": left,
-        "as many of each label" if counted else "in the middle of what is known": flat,
+        "as many of each label" if counted else "the middle of what is known": flat,
     }
 
 

@@ -31,11 +31,13 @@ ROUNDS = 20  # only the last ones
 def gather(truth: Truth) -> Given:
     """Return a silo's view. Raises `moretta.errors.ParameterError` where nothing is frozen, or no adapter trains."""
     if not truth.frozen:
-        raise ParameterError("no parameter is frozen, so that scales stand before and behind each layer")
+        raise ParameterError("no parameter is frozen, so scales stand before and after each layer")
     plan, silo, rounds = plan_of(truth), truth.run.silos[0], truth.recorded[-ROUNDS:]
     if not any(alone for *_, alone in pairs(plan)):
         raise ParameterError("no two matrices that train have all their scales in common, as an adapter's have")
-    return Given({silo: rounds}, structure(plan), view=f"{rounds_of(len(rounds))} of {silo}", knowledge="nothing")
+    return Given(
+        {silo: rounds}, structure(plan), view=f"{rounds_of(len(rounds))} of {silo}'s messages", knowledge="nothing"
+    )
 
 
 def pairs(plan: ScalePlan) -> Iterator[tuple[str, str, bool]]:
@@ -93,7 +95,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     return AttackResult(
         "1 - relative error of the adapters' products, median over rounds",
         *of_units(np.array(errors)),
-        sentence=f"A silo multiplies the two matrices of each of {count} adapters and has the true product "
+        sentence=f"A silo multiplies the two matrices of each of {count} adapters and gets the true product "
         f"{to_error(float(np.median(errors)))}",
         figures={"relative_error": float(np.median(errors)), "adapters": float(count), "rounds": float(len(errors))},
     )
@@ -101,7 +103,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
 
 ATTACK = Attack(
     name="adapter-product",
-    title="multiplies an adapter's two disguised matrices, and has what it adds to the frozen model",
+    title="multiplies an adapter's two disguised matrices, and gets what it adds to the frozen model",
     severity="protocol",
     role="silo",
     source="B diag(1 / s) diag(s) A = B A where the layers around an adapter are frozen and public",

@@ -51,7 +51,7 @@ def gather(truth: Truth) -> Given:
         views={truth.run.silos[0]: ()},
         arrays=over("released/", truth.final("released.safetensors")) | structure(plan_of(truth)),
         view="no round of training",
-        knowledge="the released model, which every silo is given",
+        knowledge="the released model, which every silo receives",
     )
 
 
@@ -80,13 +80,15 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     chance = max(0.0, cosine(matched(plan, other, true), true))
     difference = _apart(truth, claim, held)
     error = relative_error(flat(claimed), flat(true))
-    how = f"is the true one {to_error(error)}" if value >= SAME else f"has a cosine of {value:.3f} with the true one"
+    how = (
+        f"equals the true one {to_error(error)}" if value >= SAME else f"has a cosine of {value:.3f} with the true one"
+    )
     return AttackResult(
         measure="cosine of the released model's canonical form with the true one's",
         score=value,
         chance=chance,
         interval=kept(of_errors(np.array([max(0.0, 1.0 - value)]), 1.0 - chance)),
-        sentence=f"In canonical form the model released to a silo {how}, and its outputs differ from the true model's "
+        sentence=f"In canonical form the model released to a silo {how}. Its outputs differ from the true model's "
         f"by {difference:.1e} of their largest",
         figures={"relative_error": error, "outputs_relative_error": difference, "free_scales": float(plan.positive)},
     )
@@ -101,7 +103,7 @@ def _apart(truth: Truth, claim: Tensors, true: Tensors) -> float:
 
 RELEASED = Attack(
     name="canonical-form",
-    title="works out the true model from the released one, but for the order of its channels",
+    title="works out the true model from the released one, except for the order of its channels",
     severity="protocol",
     role="silo",
     source="the scaling and permutation symmetry of homogeneous networks; Feng et al., section III-D",
@@ -120,7 +122,7 @@ MOST_ENTRIES = 20_000_000  # of all steps together
 def fits_steps(run: PublicRun) -> str:
     """Return why the attack cannot be tried; empty if it can."""
     pairs = [number for number in run.training if number + 1 in run.training]
-    return no_head(run) or ("" if pairs else "no two rounds in a row were recorded")
+    return no_head(run) or ("" if pairs else "no two consecutive rounds were recorded")
 
 
 def gather_steps(truth: Truth) -> Given:
@@ -128,7 +130,10 @@ def gather_steps(truth: Truth) -> Given:
     silo, recorded = truth.run.silos[0], truth.recorded
     rounds = [number for number in recorded if {number - 1, number + 1} & set(recorded)][-ROUNDS:]
     return Given(
-        {silo: rounds}, structure(plan_of(truth)), view=f"{rounds_of(len(rounds))} of {silo}", knowledge="nothing"
+        {silo: rounds},
+        structure(plan_of(truth)),
+        view=f"{rounds_of(len(rounds))} of {silo}'s messages",
+        knowledge="nothing",
     )
 
 
@@ -185,8 +190,8 @@ def score_steps(claim: Claim, truth: Truth) -> AttackResult:
         chance=float(np.median(guesses)),
         interval=kept(of_errors(np.maximum(0.0, 1.0 - cosines), 1.0 - guesses)),
         sentence=f"A silo follows the model's steps below the head in canonical form to a cosine of {median:.6f}, "
-        f"although the key is fresh every round; the plain difference of two noisy models has {_short(fresh)}, or "
-        f"{_short(staying)} with scales and channels that stay",
+        f"although the key is fresh in every round. The plain difference of two noisy models has {_short(fresh)}, or "
+        f"{_short(staying)} if scales and channels stay",
         figures={
             "rounds": float(len(cosines)),
             "lowest": float(cosines.min()),

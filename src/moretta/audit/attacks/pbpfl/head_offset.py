@@ -91,7 +91,7 @@ def gather(truth: Truth) -> Given:
     return Given(
         views={silo: rounds},
         arrays={"x": rows.x, "y": as_outputs(rows.y, truth.run.outputs)},
-        view=f"{rounds_of(len(rounds))} of {silo}",
+        view=f"{rounds_of(len(rounds))} of {silo}'s messages",
         knowledge=f"{len(rows.x)} labelled rows of {silo}, its own",
     )
 
@@ -101,7 +101,7 @@ def seen(case: Case, silo: str, x: NDArray[np.generic]) -> SeenHead:
     asks, model = case.last_of_each_round(silo, TrainOn), case.model()
     rounds = sorted(asks)
     if not rounds:
-        raise ParameterError(f"{silo} was asked for nothing in the recorded rounds")
+        raise ParameterError(f"{silo} received no request in the recorded rounds")
     noisy, alpha = [], []
     for number in rounds:
         h, outputs = head_inputs(model, case.run, asks[number].parameters, x)
@@ -332,7 +332,7 @@ def gather_together(truth: Truth) -> Given:
     return Given(
         views=dict.fromkeys(silos, rounds),
         arrays=arrays,
-        view=f"{rounds_of(len(rounds))} of {len(silos)} silos, all but {truth.run.silos[-1]}",
+        view=f"{rounds_of(len(rounds))} of the messages of {len(silos)} silos, all but {truth.run.silos[-1]}",
         knowledge=f"{total} labelled rows of these silos, their own",
     )
 
@@ -368,7 +368,7 @@ def score_together(claim: Claim, truth: Truth) -> AttackResult:
 
 TOGETHER = Attack(
     name="silos-together",
-    title="pools the rows of several silos to work out the secret offset of the last layer",
+    title="pools its rows to work out the secret offset of the model's last layer",
     severity="protocol",
     role="silos together",
     source="generalised least squares over the rows of all silos but one",

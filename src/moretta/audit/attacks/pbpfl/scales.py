@@ -151,7 +151,7 @@ def gather(truth: Truth) -> Given:
     return Given(
         views={silo: (number,)},
         arrays={"candidates": offered, **structure(plan)},
-        view=f"round {number} of {silo}",
+        view=f"round {number} of {silo}'s messages",
         knowledge=f"{CANDIDATES} candidates for each scale, within a percent of each other",
     )
 
@@ -248,13 +248,13 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
         raise ParameterError("no scale has a value of its own below the head")
     hits, games = int((claim["guess"] == true)[tried].sum()), int(tried.sum())
     return AttackResult(
-        measure=f"rate of scales told from {CANDIDATES - 1} decoys by the low bits of one noisy model",
+        measure=f"rate of scales distinguished from {CANDIDATES - 1} decoys by the low bits of one noisy model",
         score=hits / games,
         chance=1.0 / CANDIDATES,
         constant=1.0 / CANDIDATES,
         interval=of_rate(hits, games),
-        sentence=f"A silo tells {hits} of {games} scales of round {number} from {CANDIDATES - 1} decoys each by the "
-        "low bits of the noisy model",
+        sentence=f"A silo distinguishes {hits} of {games} scales of round {number} from {CANDIDATES - 1} decoys each, "
+        "by the low bits of the noisy model",
         figures={"scales": float(games), "round": float(number)},
     )
 

@@ -57,7 +57,7 @@ def gather(truth: Truth) -> Given:
     return Given(
         views={"server": rounds},
         arrays=arrays,
-        view=f"{rounds_of(len(rounds))} of the server",
+        view=f"{rounds_of(len(rounds))} of the server's messages",
         knowledge="its own offset and its own true head in these rounds",
     )
 
@@ -150,7 +150,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
 
 ATTACK = Attack(
     name="server-softmax",
-    title="obtains the prediction for each training row, and guesses the row's label",
+    title="obtains the prediction for each training row, and guesses its label",
     severity="labels",
     role="server",
     source="the exchange of practical.md, Eq. 21, as the server sees it",
@@ -163,7 +163,7 @@ ATTACK = Attack(
 
 
 def _masks(run: PublicRun) -> str:
-    return "" if run.mask else "targets are no masks, so that no row is a position of an image"
+    return "" if run.mask else "targets are not masks, so no row is a position of an image"
 
 
 fits_masks = first_of(_masks, softmax.fits, augmented)
@@ -175,7 +175,7 @@ def gather_masks(truth: Truth) -> Given:
     return Given(
         views={"server": (number,)},
         arrays={"offset": key_of(truth, number).offset},
-        view=f"round {number} of the server",
+        view=f"round {number} of the server's messages",
         knowledge="its own offset in this round",
     )
 

@@ -88,7 +88,7 @@ def opened(sent: Ratios, answer: BlindedSoftmax, z: Floats) -> Floats:
 def fits(run: PublicRun) -> str:
     """Return why the attack cannot be tried; empty if it can."""
     if run.loss != "cross-entropy":
-        return "silos are answered with a softmax under cross-entropy alone"
+        return "the server answers silos with a softmax only under cross-entropy"
     return no_training(run)
 
 
@@ -97,7 +97,7 @@ def gather(truth: Truth) -> Given:
     silo, rounds = truth.run.silos[0], truth.recorded[-ROUNDS:]
     own = known(truth, silo, rounds)
     knowledge = "the outputs that it computed" if own else "nothing"
-    return Given({silo: rounds}, own, view=f"{rounds_of(len(rounds))} of {silo}", knowledge=knowledge)
+    return Given({silo: rounds}, own, view=f"{rounds_of(len(rounds))} of {silo}'s messages", knowledge=knowledge)
 
 
 def attack(case: Case) -> Claim:
@@ -115,7 +115,7 @@ def softmax_by_round(case: Case, silo: str) -> dict[int, Floats]:
         return {n: from_one_row(z[n], opened(asked[n], answer, z[n]), answer.rests) for n, answer in blinded}
     asks, answers = (case.last_of_each_round(silo, kind) for kind in (TrainOn, Softmax))
     if not answers:
-        raise ParameterError(f"{silo} was answered nothing in the recorded rounds")
+        raise ParameterError(f"{silo} received no answer in the recorded rounds")
     return {number: solved(answer, asks[number].parts) for number, answer in answers.items()}
 
 
@@ -210,7 +210,7 @@ SINGULAR = 1e-10  # singular values below it, relative to the largest, are the c
 def fits_offset(run: PublicRun) -> str:
     """Return why the attack cannot be tried; empty if it can."""
     if run.outputs < 2:
-        return "one output has no differences"
+        return "a model of one output has no differences between offsets"
     return fits(run)
 
 
