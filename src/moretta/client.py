@@ -1,4 +1,4 @@
-"""A training script as FLARE's Client API has it, as the loop of a silo: `init`, `receive`, `send`, `is_running`.
+"""FLARE's Client API for a training script, which then is a silo's loop: `init`, `receive`, `send`, `is_running`.
 
     import moretta.client as flare
 
@@ -9,17 +9,17 @@
         ...                                     # train, on rows of its own or on `flare.rows()`
         flare.send(flare.FLModel(params=net.cpu().state_dict(), meta={"NUM_STEPS_CURRENT_ROUND": steps}))
 
-Such a script becomes a loop by `FedAvg(fit=Script("client.py", "--epochs", "2"))`, or for one silo by `Silo(fit=...)`.
-In a run file `fit = "module:function"` names a `Script` that a module beside it makes. Each silo's script is a process
-of its own, which lives from its first round to the end of the run; one that has ended is started again in the next
-round. What it prints goes to standard error. It is trusted as any loop: it sees the silo's rows.
+A script becomes a loop by `FedAvg(fit=Script("client.py", "--epochs", "2"))`, or for one silo by `Silo(fit=...)`. In a
+run file `fit = "module:function"` names a `Script` in a module beside the run file. Each silo's script has its own
+process, from the silo's first round to the end of the run; a script that has ended is started again in the next round.
+Its output goes to standard error. It is trusted as any loop: it sees the silo's rows.
 
-Only weights are summed, and of `meta` NUM_STEPS_CURRENT_ROUND, the number of rows that they count as, all the silo's
-where it is left out. `metrics` stay at the silo.
+Only weights are summed, and from `meta` NUM_STEPS_CURRENT_ROUND: the number of rows that the weights count as, by
+default all the silo's. `metrics` stay at the silo.
 
     silo                                                the script
       round: parameters, silo, number, rounds      -->    receive
-                                                   <--    the word "rows", if it wants them
+                                                   <--    the word "rows", if it needs them
       inputs and targets                           -->    rows
                                                    <--    weights and meta: send
 """
@@ -41,20 +41,20 @@ from moretta.engines import frames
 from moretta.engines.process import kill_group
 from moretta.errors import MisuseError, ParameterError, RowsError
 
-SOCKET = "MORETTA_CLIENT_SOCKET"  # of the environment: the number of the script's end
-PATIENCE = 5.0  # seconds that a script has to end in
+SOCKET = "MORETTA_CLIENT_SOCKET"  # environment variable with the number of the script's socket
+PATIENCE = 5.0  # seconds for a script to end
 STEPS = "NUM_STEPS_CURRENT_ROUND"
 
 
 class ParamsType:
-    """What `FLModel.params` are: the weights, or their difference to what was received."""
+    """The content of `FLModel.params`: the weights, or their difference from the received ones."""
 
     FULL, DIFF = "FULL", "DIFF"
 
 
 @dataclass
 class FLModel:
-    """Weights by name, tensors or arrays, and what goes with them; the fields of FLARE's class of that name."""
+    """Hold weights by name, tensors or arrays, with the fields of FLARE's class of that name."""
 
     params_type: str | None = None
     params: Any = None
@@ -67,23 +67,28 @@ class FLModel:
 
 
 class Script:
-    """A script that trains at silos. path: of it. arguments: words of its command line.
+    """Train at silos by a script.
 
-    Raises `moretta.errors.ParameterError` where there is no such file.
+    Args:
+        path: Of the script.
+        arguments: Words of its command line.
+
+    Raises:
+        ParameterError: The file does not exist.
     """
 
     def __init__(self, path: str | Path, *arguments: str) -> None:
         self.path, self.arguments = Path(path).absolute(), arguments
         if not self.path.is_file():
             raise ParameterError(f"Script: expected a file, and {self.path} is not one; name a script of Python")
-        self.__qualname__ = self.path.name  # how the record names it
+        self.__qualname__ = self.path.name  # its name in the record
 
     def at(self, silo: str, rounds: int) -> "_Running":
-        """Return the loop of one silo. rounds: of the run."""
+        """Return the loop of one silo. rounds: the number of the run's rounds."""
         return _Running(self, silo, rounds)
 
     def __call__(self, model: Any, x: Any, y: Any, number: int) -> tuple[Mapping[str, Any], int]:
-        """Train for one round, in a process for it alone."""
+        """Train for one round, in a process for this round alone."""
         running = self.at("silo", number)
         try:
             return running(model, x, y, number)
@@ -108,10 +113,10 @@ class _Running:
             answer = self._asked(sent, x, y)
         except (OSError, EOFError):
             ended = self.close()
-            if not began and ended.endswith(" 0"):  # it was done after its last round, as one without a loop is
+            if not began and ended.endswith(" 0"):  # a script without a loop ends after each round
                 return self(model, x, y, number)
             raise RowsError(f"the script {self._script.path.name} {ended} before it sent a model") from None
-        except BaseException:  # such as ctrl-c: its answer must not be the next round's
+        except BaseException:  # such as ctrl-c: its answer must not become the next round's
             self.close()
             raise
         weights = answer["params"]
@@ -146,13 +151,13 @@ class _Running:
         return ours
 
     def close(self) -> str:
-        """End the process, if there is one; return how it ended."""
+        """End the process, if any; return how it ended."""
         end, self._socket, self._end = self._end, None, None
         return "was not started" if end is None else end() or ""
 
 
 def _ended(popen: subprocess.Popen[bytes], ours: socket.socket) -> str:
-    """Let a script see that nothing more comes, and end what is left of it and of what it started."""
+    """Close the script's socket, so that it sees the end; then kill what is left of it and its children."""
     ours.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
         popen.wait(PATIENCE)
@@ -161,12 +166,12 @@ def _ended(popen: subprocess.Popen[bytes], ours: socket.socket) -> str:
 
 
 def _arrays(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tensors or arrays as arrays, of dtypes that arrays have."""
+    """Return tensors or arrays as arrays, with dtypes that numpy has."""
     arrays = {}
     for name, value in tensors.items():
         array = value.detach().cpu() if hasattr(value, "detach") else value
         array = array.float() if str(array.dtype) == "torch.bfloat16" else array
-        arrays[str(name)] = np.require(array, requirements="C")  # a number stays one
+        arrays[str(name)] = np.require(array, requirements="C")  # a number stays without axes
     return arrays
 
 
@@ -231,9 +236,14 @@ _silo: _Silo | None = None
 
 
 def init(rank: str | int | None = None, config_file: str | None = None) -> None:
-    """Connect to the silo; further calls do nothing. rank, config_file: of FLARE's, not used.
+    """Connect to the silo; further calls do nothing.
 
-    Raises `moretta.errors.MisuseError` in a process that Moretta has not started.
+    Args:
+        rank: An argument of FLARE's; ignored.
+        config_file: An argument of FLARE's; ignored.
+
+    Raises:
+        MisuseError: Moretta did not start this process.
     """
     global _silo
     _silo = _silo or _Silo()
@@ -246,23 +256,32 @@ def _current() -> _Silo:
 
 
 def receive(timeout: float | None = None) -> FLModel | None:
-    """Return the round's model, `params` tensors by name, `current_round` from 0; None at the end of the run.
+    """Return the round's model, or None at the end of the run.
 
-    timeout: of FLARE's, not used.
+    Args:
+        timeout: An argument of FLARE's; ignored.
+
+    Returns:
+        FLModel: `params` are tensors by name, and `current_round` counts from 0.
     """
     return _current().receive()
 
 
 def send(model: Any, clear_cache: bool = True) -> None:
-    """Send the weights that the script ends with, an `FLModel` of ours or of FLARE's.
+    """Send the trained weights.
 
-    clear_cache: of FLARE's, not used.
+    Args:
+        model: An `FLModel`, of this module or of FLARE.
+        clear_cache: An argument of FLARE's; ignored.
+
+    Raises:
+        MisuseError: No model was received in this round, or `params` is not a mapping.
     """
     _current().send(model)
 
 
 def is_running() -> bool:
-    """Wait for the next round; return whether there is one."""
+    """Wait for the next round; return False at the end of the run."""
     return _current().receive() is not None
 
 
@@ -278,22 +297,22 @@ def get_site_name() -> str:
 
 
 def get_job_id() -> str:
-    """Return a word; runs have no number here."""
+    """Return the fixed word "moretta", because runs have no job id here."""
     return "moretta"
 
 
 def get_task_name() -> str:
-    """Return "train", the one task."""
+    """Return "train", the only task."""
     return "train"
 
 
 def system_info() -> dict[str, str]:
-    """Return the silo's name and the job's, by FLARE's keys."""
+    """Return the names of the silo and the job, by FLARE's keys."""
     return {"site_name": get_site_name(), "job_id": get_job_id()}
 
 
 def is_train() -> bool:
-    """Return True: each round is training."""
+    """Return True, because each round is training."""
     return True
 
 

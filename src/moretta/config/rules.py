@@ -1,7 +1,7 @@
-"""What must hold between the sections of a run, from a run file, from Python or from a server's text at a site.
+"""Rules between the sections of a run, whether from a run file, from Python or from a server's text at a site.
 
-Each rule stands once, here or, where it is about one protocol, in that protocol's settings
-(`moretta.protocols.common.training.Training.BETWEEN`). Rules of one section by itself stand with its class.
+Each rule is stated once: here, or if it concerns one protocol, in that protocol's settings
+(`moretta.protocols.common.training.Training.BETWEEN`). Rules within one section are in its class.
 """
 
 from functools import partial
@@ -17,17 +17,17 @@ from moretta.protocols.registry import ENTRIES, entry_of
 from moretta.secure_aggregation.statistics import MOST_SILOS
 
 Sections = Any
-"""Of a run: `run`, `data`, `protocol`, `secure_aggregation`, `engine`, and `table`, what columns mean, or None."""
+"""A run's sections: `run`, `data`, `protocol`, `secure_aggregation`, `engine`, and `table`, the meaning of columns."""
 
 
 def check(sections: Sections, reader: Reader) -> None:
-    """Raise `moretta.errors.ParameterError` for the first rule that does not hold. reader: of the sentence."""
+    """Raise `moretta.errors.ParameterError` for the first broken rule. reader: writes the sentence's keys."""
     check_rules(RULES, sections, reader)
     check_rules(sections.protocol.BETWEEN, sections, reader)
 
 
 def check_playing(sections: Sections, reader: Reader) -> None:
-    """Do the same for rules about how a run goes, which Python says last: how many rounds, by these silos."""
+    """Do the same for rules on the number of rounds and on the silos, which Python sets last."""
     check_rules(OF_PLAYING, sections, reader)
 
 
@@ -39,7 +39,7 @@ AT_SITE = {
 
 
 def at_edge_site(key: SettingKey, value: str) -> str:
-    """Write a key as a site has it that takes part as an edge client: its silo.toml says so, and how."""
+    """Write a key in the form of a site that takes part as an edge client, whose silo.toml sets it."""
     place = AT_SITE.get(key.name) if key.home == "engine" else None
     return in_file(key, value) if place is None else f"{place}{f' = {value}' if value else ''}"
 
@@ -49,7 +49,7 @@ def _entry(s: Sections) -> Entry:
 
 
 def _in_one_place(s: Sections) -> bool:
-    """Return whether one party has all rows, so that nobody sums."""
+    """Return whether one party has all rows, so that nothing is summed."""
     return bool(_entry(s).pooled or s.engine.simulates)
 
 
@@ -63,13 +63,13 @@ def _flare(s: Sections) -> bool:
 
 
 def has_validation(data: Data) -> bool:
-    """Return whether early stopping has rows to judge by; bank-marketing brings its own, and Python gives them."""
+    """Return whether early stopping has rows to judge by; bank-marketing has its own, and Python passes them."""
     own = data.source == "bank-marketing" and data.validation_fraction is None
     return bool(data.validation_fraction) or own or data.source == PYTHON
 
 
 def _image(s: Sections) -> bool:
-    """Return whether rows at sites are images, which the schema names in a column of files."""
+    """Return whether rows at sites are images, in a column of files in the schema."""
     return s.table is not None and s.table.name_of("file") is not None and s.data.at_sites
 
 
@@ -79,14 +79,14 @@ def _is_square(data: Data) -> bool:
 
 
 def _says_targets(data: Data) -> bool:
-    """Return whether [data] says what the schema of a table says of targets and absent values."""
+    """Return whether [data] has a key on targets or absent values that a table's schema also sets."""
     return bool(data.classes or data.outputs or data.mask or data.missing != "error")
 
 
 def _late(s: Sections) -> object:
-    """Return the number of a round with a fault that never comes, as the field that the sentence has for it.
+    """Return, as a field of the sentence, the number of a round that has a fault and never comes.
 
-    Python names the rounds when it trains, once or again, by the same faults.
+    Python sets the rounds in each call of `train`, always with the same faults, so it is not checked.
     """
     faults = None if s.data.source == PYTHON else s.engine.faults
     injected = () if faults is None else (*faults.drop, *faults.delay, *faults.corrupt)
@@ -98,7 +98,7 @@ def _late_view(s: Sections) -> bool:
     return not isinstance(recorded, bool) and min(recorded, default=1) > s.run.rounds
 
 
-# From Python silos may be remote, and then each has its own key (`moretta.run.federation`).
+# From Python, silos may be remote, each with its own key (`moretta.run.federation`), so this is not among `RULES`.
 KEYS_MISSING = SettingRule(
     lambda s: (
         s.secure_aggregation.roster is not None and s.secure_aggregation.identity is None and {"keys": '"keys/{silo}"'}
@@ -106,7 +106,7 @@ KEYS_MISSING = SettingRule(
     "{secure_aggregation.roster} and {secure_aggregation.identity} belong together: who the silos are, and where each "
     "one's own key is, for example {secure_aggregation.identity} = {keys}; give both or none",
 )
-# Whether targets are classes, a run file on one machine does not say (`moretta.run.inputs.check_training`).
+# On one machine only the rows show whether targets are classes (`moretta.run.inputs.check_training`).
 SCALED_CLASSES = SettingRule(
     lambda s: (
         s.data.standardise_targets
@@ -121,7 +121,7 @@ SCALED_CLASSES = SettingRule(
     "remove it",
 )
 RULES: tuple[SettingRule, ...] = (
-    # The silos, and where they run.
+    # The silos, and their place.
     SettingRule(
         lambda s: s.engine.simulates and s.engine.name not in _entry(s).simulations,
         '{engine.name:=} does not simulate {protocol.name:v}; choose {engine.name:="in-process"}',
@@ -176,7 +176,7 @@ RULES: tuple[SettingRule, ...] = (
         lambda s: _flare(s) and len(s.engine.sites) != s.data.silos and {"count": len(s.engine.sites)},
         "{engine.sites} names {count} silos and {data.silos} is {data.silos:v}; make them alike",
     ),
-    # What rows are like is said once: by a schema, or by shapes.
+    # The form of rows is stated once: by a schema, or by shapes.
     SettingRule(
         lambda s: _image(s) and not _is_square(s.data),
         "{data.inputs}: expected the shape that images become, [1 or 3, size, size], as the schema names files of "
@@ -231,7 +231,7 @@ RULES: tuple[SettingRule, ...] = (
         '{data.missing:=} needs a schema here, which says of which columns; give one, or {data.missing:="mean"}',
     ),
     SCALED_CLASSES,
-    # What is summed, and over how many silos.
+    # The sums, and the number of their silos.
     SettingRule(
         lambda s: s.data.partition == "same-rows" and s.protocol.privacy is not None,
         "{data.partition:=} gives every silo the same rows, and epsilon is of rows that one silo has; remove it, or "
@@ -249,7 +249,7 @@ RULES: tuple[SettingRule, ...] = (
         "{secure_aggregation.ring_bits:=} is too coarse for {protocol.name:v}, whose corrections multiply the "
         "rounding; use ring-bits = {bits}",
     ),
-    # What rows are counted and scored for, beside training.
+    # Counts and scores of rows, beside training.
     SettingRule(
         lambda s: s.run.early_stopping is not None and not has_validation(s.data),
         "{run.early_stopping} needs rows to validate on; give {data.validation_fraction}, for example 0.1",

@@ -1,22 +1,22 @@
 """A run file: one training run as TOML, read into typed, validated, frozen data.
 
-    [run]                 rounds, seeds, where the results go
-    [data]                where rows come from and how they are dealt out to silos
+    [run]                 rounds, seeds, the folder for results
+    [data]                the source of rows, and their distribution to silos
     [data.files]          a table for each silo, under source = "files"
     [model]               a built-in name or module:function, and its constructor's arguments
     [protocol]            the settings of one protocol, chosen by its name
-    [secure-aggregation]  how uploads are summed (may be left out)
-    [engine]              where the silos live (may be left out)
-    [engine.faults]       what is to go wrong (may be left out)
-    [columns.NAME]        what a table's columns mean, in the place of [data] schema (may be left out)
+    [secure-aggregation]  the method of summing uploads (optional)
+    [engine]              the place of the silos (optional)
+    [engine.faults]       faults to inject (optional)
+    [columns.NAME]        the meaning of a table's columns, instead of [data] schema (optional)
 
 Keys have dashes in a file and underscores in Python. `load` reads a file, `dump` writes one with every default, and
-`digest` is what a checkpoint compares. Whatever is wrong with a file is one `ParameterError` of one sentence. What must
-hold between sections is in `moretta.config.rules`. The sections stand with what they set: `settings.py` of `data/`,
-`engines/` and `secure_aggregation/`, `moretta.models.catalogue`, and each protocol's `params.py`.
+`digest` is the value that a checkpoint compares. Any mistake in a file is one `ParameterError` of one sentence. Rules
+between sections are in `moretta.config.rules`. Each section's class is beside its subject: in `settings.py` of `data/`,
+`engines/` and `secure_aggregation/`, in `moretta.models.catalogue`, and in each protocol's `params.py`.
 
-`specification_of` makes the specification of a run of its file. A mark on each key says whose it is: the server's own
-(`SERVER`), each site's own (`SITE`), or else shared with all sites (`shared`).
+`specification_of` turns a run file into a run's specification. A mark on each key names its owner: the server
+(`SERVER`) or each site (`SITE`); a key without a mark is shared with all sites (`shared`).
 """
 
 from __future__ import annotations
@@ -61,18 +61,22 @@ else:
 
 
 class MaskTargets(NamedTuple):
-    """The masks that are a run's targets at sites: their shape, and how many classes a position may have."""
+    """The masks that are a run's targets at sites: their shape, and the number of classes of a position."""
 
     shape: tuple[int, ...]
     classes: int
 
 
 class RunFile(Section):
-    """All of a run file.
+    """A whole run file.
 
-    table: what the columns of its tables mean. base: the folder from which relative paths and modules resolve: ``[run]
-    base``, by default the file's folder. agreed: the code that it may name (`moretta.data.references.resolve`).
-    Raises ParameterError if sections do not fit each other.
+    Args:
+        table: the meaning of its tables' columns.
+        base: the folder from which relative paths and modules resolve: ``[run] base``, by default the file's folder.
+        agreed: the code that it may name (`moretta.data.references.resolve`).
+
+    Raises:
+        ParameterError: sections contradict each other.
     """
 
     run: Run
@@ -87,24 +91,24 @@ class RunFile(Section):
 
     @property
     def folder(self) -> Path:
-        """The run folder, where no other is named."""
+        """The run folder, unless a caller names another."""
         return self.run.out or Path("runs") / self.run.name
 
     @property
     def model_source(self) -> str:
-        """A digest of what the model is built by: name, arguments and code."""
+        """A digest of the model's name, arguments and code."""
         return catalogue.source_digest(self.model.source, self.model.arguments, self.base, self.agreed)
 
     @property
     def masks(self) -> MaskTargets | None:
-        """The masks of rows at sites, of the schema's images or by [data] mask; None for other targets."""
+        """The masks of rows at sites, from the schema's images or [data] mask; None for other targets."""
         data, target = self.data, None if self.table is None else self.table.target
         if target is not None and target.mask_values is not None and data.shape:
             return MaskTargets(data.shape[1:], len(target.mask_values))
         return None if data.mask is None or data.classes is None else MaskTargets(data.mask, data.classes)
 
     def resolve(self, path: str | Path) -> Path:
-        """Return a path of this run file as seen from the working directory."""
+        """Return a path of this run file relative to the working directory."""
         return self.base / path
 
     @model_validator(mode="after")
@@ -118,7 +122,7 @@ AnySection = TypeVar("AnySection", bound=BaseModel)
 
 
 def keys_of(section: type[BaseModel]) -> list[str]:
-    """Return the keys of a section, as a file has them."""
+    """Return the keys of a section in a file's form."""
     return [kebab(name) for name in section.model_fields]
 
 
@@ -142,9 +146,13 @@ def load(
 ) -> RunFile:
     """Read a run file.
 
-    overrides: "section.key=value", each in the place of what the file says. The value is TOML, else a string. change:
-    what else is done with its tables before they are looked at.
-    Raises ParameterError, in one sentence, for whatever is wrong with the file or an override.
+    Args:
+        path: Of the file.
+        overrides: "section.key=value", each of which replaces the file's value. A value is TOML, or else a string.
+        change: Called with the tables before they are validated.
+
+    Raises:
+        ParameterError: The file or an override has a mistake; one sentence names it.
     """
     path = Path(path)
     tables = read_toml(path, "the run file")
@@ -156,7 +164,7 @@ def load(
 
 
 def of_folder(folder: Path) -> RunFile:
-    """Read the run file of a run folder, which may be somebody else's: a plain file. Raises as `load`."""
+    """Read the run file of a run folder, perhaps another's: a plain file. Raises as `load`."""
     path = folder / "run.toml"
     tables = parse_toml(read_text(folder, path.name), path)
     if isinstance(data := tables.get("data"), dict) and "schema" in data:  # `dump` writes sections [columns]
@@ -165,14 +173,15 @@ def of_folder(folder: Path) -> RunFile:
 
 
 def loads(text: str, path: Path, agreed: Container[str] = ()) -> RunFile:
-    """Return the run file of a text that `dumps` wrote, perhaps on another machine. Nothing is opened.
+    """Return the run file of a text that `dumps` wrote, perhaps on another machine. No file is opened.
 
     Args:
-        path: of the run file here; errors name it, and its folder is the base.
-        agreed: the code that the text may name (`moretta.data.references.resolve`).
+        text: The TOML.
+        path: Of the run file here; errors name it, and its folder is the base.
+        agreed: The code that the text may name (`moretta.data.references.resolve`).
 
     Raises:
-        ParameterError: as `load` does, and for a text with a base or the file of a schema: paths of another machine.
+        ParameterError: As `load` does, and for a text with a base or a schema's file: paths of another machine.
     """
     tables = parse_toml(text, path)
     for name, key in (("run", "base"), ("data", "schema")):
@@ -191,25 +200,26 @@ def _checked(tables: Mapping[str, Any], path: Path, agreed: Container[str]) -> R
 
 
 def dump(run_file: RunFile) -> str:
-    """Return a run file as TOML, with every default written out; wherever it is kept, `load` reads the same from it."""
+    """Return a run file as TOML with every default; `load` reads the same from it in any folder."""
     sections = as_sections(run_file)
     sections["run"]["base"] = str(run_file.base.absolute())
     return tomli_w.dumps(sections)
 
 
 def dumps(run_file: RunFile) -> str:
-    """Return the same without its folder here, for another machine."""
+    """Return the same without its folder on this machine, for another one."""
     return tomli_w.dumps(as_sections(run_file))
 
 
 def digest(run_file: RunFile) -> str:
-    """Return the SHA-256, in hex, of what a checkpoint must agree on to be resumed under this run file.
+    """Return the SHA-256, in hex, of the settings that must not change when a checkpoint is resumed.
 
-    Left out is what may change on the way: how many rounds, where results go, what is recorded, how often a checkpoint
-    is kept and the model tested, how much memory silos and messages may take. So is in how many processes silos run,
-    and how the engine passes messages, waits for them or injects faults: a run that failed by faults is resumed without
-    them. Included are which silos are edge clients, as ONNX Runtime rounds differently from PyTorch, and with early
-    stopping how often the model is tested, as that decides where the run stops. The order of keys does not matter.
+    It omits settings that may change: the number of rounds, the folder for results, recorded views, how often a
+    checkpoint is written and the model tested, and memory limits. It also omits the number of processes, and how the
+    engine passes messages, waits for them or injects faults, so that a run that failed by faults can be resumed without
+    them. It includes the names of edge clients, because ONNX Runtime rounds differently from PyTorch. Under early
+    stopping it includes how often the model is tested, because that decides where the run stops. The order of keys does
+    not matter.
     """
     sections = as_sections(run_file)
     for section, key in (
@@ -227,14 +237,14 @@ def digest(run_file: RunFile) -> str:
     if run_file.protocol.rate_depends_on_rounds:
         sections["run"]["rounds"] = run_file.run.rounds  # the rate of every round depends on it
     if run_file.table is not None:
-        sections["columns"] = {"digest": run_file.table.digest}  # which heeds the order of columns
+        sections["columns"] = {"digest": run_file.table.digest}  # a digest that depends on the order of columns
     sections["secure-aggregation"]["limit"] = run_file.secure_aggregation.largest
     text = json.dumps(["moretta run file 1", sections], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def as_sections(run_file: RunFile) -> dict[str, dict[str, Any]]:
-    """Return a run file as plain values: its sections by name, each key as a file has it, but for what is not set."""
+    """Return a run file as plain values: its sections by name, with keys in a file's form and without unset ones."""
     sections = run_file.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"base", "agreed"})
     arguments = sections["model"].pop("arguments")
     sections["model"] |= {kebab(name): value for name, value in arguments.items()}
@@ -280,8 +290,7 @@ def _run_file(tables: Mapping[str, Any], path: Path, agreed: Container[str]) -> 
 
 
 def _table(tables: Mapping[str, Any], path: Path) -> tuple[Mapping[str, Any], Schema | None]:
-    """Return the tables without the schema of the rows' columns, and that: of [columns], or the file of [data]
-    schema."""
+    """Return the tables without the rows' schema, and that schema: [columns], or the file of [data] schema."""
     rest = {name: dict(table) for name, table in tables.items() if name != "columns"}
     named = rest["data"].pop("schema", None)
     if named is None:
@@ -297,14 +306,14 @@ def _table(tables: Mapping[str, Any], path: Path) -> tuple[Mapping[str, Any], Sc
 _NEARLY_TOML = re.compile(
     r"""(?i)([\[{"'].*|true|false|none|nan|[+-]?(?=\d*[.e])(?=\.?\d)\d*\.?\d*(e[+-]?\d*)?)$""", re.DOTALL
 )
-WRITTEN = ("separator", "decimal", "file-encoding", "absent")  # how a silo's file is written that is given by its path
+WRITTEN = ("separator", "decimal", "file-encoding", "absent")  # the form of a silo's file that has only its path
 
 
 def _files(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the section [data.files], each of its own sections validated by itself.
+    """Return the section [data.files], with each of its own sections validated alone.
 
-    Where any silo has a section, all have one: `dump` would list those after all plain paths, and the order of silos
-    says who holds which columns and labels, and which rows a run was audited on.
+    If any silo has a section, all get one, because `dump` would list sections after plain paths. The order of silos
+    decides who holds which columns and labels, and which rows an audit belongs to.
     """
     files = data.get("files", {})
     if not isinstance(files, dict):
@@ -323,7 +332,7 @@ def _files(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def check_table(name: str, table: object) -> None:
-    """Raise ParameterError unless this is a section whose values a key can take."""
+    """Raise ParameterError unless this is a section whose values a key accepts."""
     if not isinstance(table, dict):
         raise ParameterError(f"[{name}]: expected a section, got {shown(table)}")
     for key, entry in table.items():
@@ -334,7 +343,7 @@ def check_table(name: str, table: object) -> None:
 
 
 def _model(table: Mapping[str, Any], columns: Schema | None) -> dict[str, Any]:
-    """Return the section [model] with its further keys gathered under `arguments`. columns: the rows' schema."""
+    """Return the section [model] with its further keys collected under `arguments`. columns: the rows' schema."""
     arguments: dict[str, Any] = {}
     for key, value in table.items():
         name = key.replace("-", "_")
@@ -347,14 +356,14 @@ def _model(table: Mapping[str, Any], columns: Schema | None) -> dict[str, Any]:
 
 
 def section(name: str, kind: type[AnySection], table: Mapping[str, Any], protocol: str = "") -> AnySection:
-    """Validate one section strictly, so that "3" is no number and 1 is not true."""
+    """Validate one section strictly, so that "3" is not a number and 1 is not true."""
     _check_keys(name, kind, table, protocol)
     try:
-        # Through JSON, whose strict reading takes lists as tuples and strings as paths, as a TOML file has them.
+        # JSON's strict mode accepts lists for tuples and strings for paths, which are all that TOML has.
         return kind.model_validate_json(json.dumps(table), strict=True, context={HOME: name})
     except ValidationError as error:
         within: type[BaseModel] = kind
-        place, skip = error.errors()[0]["loc"], 0  # of a section within, whose name the sentence begins with
+        place, skip = error.errors()[0]["loc"], 0  # of an inner section, whose name begins the sentence
         while skip < len(place) - 1 and (inner := section_within(within, place[skip])):
             name, within = f"{name}.{place[skip]}", inner
             skip += 2 if isinstance(place[skip + 1], int) else 1
@@ -362,7 +371,7 @@ def section(name: str, kind: type[AnySection], table: Mapping[str, Any], protoco
 
 
 def _check_keys(name: str, kind: type[BaseModel], table: Mapping[str, Any], protocol: str = "") -> None:
-    """Raise ParameterError for a key that a section, or one within it, has not."""
+    """Raise ParameterError for a key that a section, or one within it, lacks."""
     known = keys_of(kind)
     for key, value in table.items():
         if key not in known:
@@ -376,11 +385,11 @@ def _check_keys(name: str, kind: type[BaseModel], table: Mapping[str, Any], prot
             example = f'[{{round = 3, silo = "silo-1"{seconds}}}]'
             raise ParameterError(f"[{name}] {key}: expected a list such as {example}, got {shown(value)}")
         for row in rows:
-            _check_keys(f"{name}.{key}", inner, row)  # as TOML would call it, a table of an array
+            _check_keys(f"{name}.{key}", inner, row)  # TOML's name for a table of an array
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """Return the tables of a TOML file. what: its name in errors. Raises ParameterError if it cannot be read."""
+    """Return the tables of a TOML file. what: its name in errors. Raises ParameterError for an unreadable one."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -393,12 +402,12 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
 
 
 def parse_toml(text: str, path: Path) -> dict[str, Any]:
-    """Return the tables of TOML text. path: where it is from."""
+    """Return the tables of TOML text. path: its file, for errors."""
     try:
         return tomllib.loads(text)
     except RecursionError:
         raise ParameterError(f"{path} is nested too deeply for a run file; write flat lists") from None
-    except ValueError as error:  # TOMLDecodeError, or a number of more digits than Python reads
+    except ValueError as error:  # TOMLDecodeError, or a number with more digits than Python reads
         reason = re.sub(r" \(at .*\)$", "", str(error))
         line = re.search(r"\(at (line \d+|end of document)", str(error))
         where = f", {line[1].replace('end of document', 'at its end')}" if line else ""
@@ -406,9 +415,15 @@ def parse_toml(text: str, path: Path) -> dict[str, Any]:
 
 
 def override(tables: dict[str, Any], text: str, option: str = "--set") -> None:
-    """Put a value into tables. text: "section.key=value"; the value is TOML, else a string. option: that it is of.
+    """Set a value in tables.
 
-    Raises ParameterError for another text.
+    Args:
+        tables: By section; changed in place.
+        text: "section.key=value", whose value is TOML, or else a string.
+        option: The option with this text, for errors.
+
+    Raises:
+        ParameterError: The text has another form.
     """
     place, equals, value = text.partition("=")
     parts = [part.strip() for part in place.split(".")]
@@ -422,11 +437,11 @@ def override(tables: dict[str, Any], text: str, option: str = "--set") -> None:
     table[parts[-1]] = text = value.strip()
     with suppress(ValueError, RecursionError):
         match tomllib.loads(f"value = {text}"):
-            # A date is taken as text, since no key takes a date; so is text that only looks like more TOML.
+            # A date becomes text, because no key accepts a date; so does text that only resembles more TOML.
             case {"value": bool() | int() | float() | str() | list() | dict() as parsed, **more} if not more:
                 table[parts[-1]] = parsed
                 return
-    if _NEARLY_TOML.match(text) and text != "none":  # which a model of one's own would be given as text
+    if _NEARLY_TOML.match(text) and text != "none":  # else a user's own model would receive it as text
         raise ParameterError(
             f"{option} {place.strip()}: expected TOML, such as false, 0.5 or [0.5, 1], got {shown(text)}; write it so, "
             """or with quotes for text ('"False"')"""
@@ -446,12 +461,14 @@ def specification_of(
     """Return the specification of a run file, with its files found beside it.
 
     Args:
-        run: its section, with what is this machine's own: a site takes no seed of secrets but its own, as all of its
+        run_file: The run file.
+        run: Its section [run] with this machine's own values: a site uses only its own seed of secrets, because all its
             secrets follow from it.
-        task, standardise: of the rows, where the run file leaves them open.
-        table: the schema of the rows.
-        aggregation: a site's own, in the place of the run file's.
-        imports: whether what the run file names of code is imported; an edge site imports none.
+        task: "classification" or "regression", if the run file does not set it.
+        standardise: Whether inputs are standardised, if the run file does not set it.
+        table: The schema of the rows.
+        aggregation: A site's own, which replaces the run file's.
+        imports: Whether to import the code that the run file names; an edge site imports none.
     """
     data, text = run_file.data, dump(run_file)
     return Specification(
@@ -472,7 +489,7 @@ def specification_of(
 
 
 def _found_start(run_file: RunFile) -> Training:
-    """Return the protocol's settings with its warm start and its own code found beside the run file."""
+    """Return the protocol's settings, with its warm start and its own code found beside the run file."""
     protocol = run_file.protocol
     if protocol.own_code:
         protocol = protocol.with_own_code(run_file.base, run_file.agreed)
@@ -491,7 +508,7 @@ def _found_keys(run_file: RunFile) -> SecureAggregation:
 
 
 def shared(run_file: RunFile) -> RunFile:
-    """Return the run file as sites are sent it: each key that is the server's or a site's own is at its default."""
+    """Return the run file for sites: each key of the server's or of a site's own has its default."""
     sections = dict[str, Section]()
     for name in type(run_file).model_fields:
         if isinstance(part := getattr(run_file, name), Section):

@@ -1,7 +1,7 @@
-"""silo.toml: the settings of a site, as ``docs/silo-file.md`` shows them key by key.
+"""silo.toml: the settings of a site; ``docs/silo-file.md`` lists them key by key.
 
-The file stays at the site, and nothing of it but the name is ever sent. `[limits]`, `[runs]` and `[privacy]` are what a
-run may take here; all else that touches rows is pinned by the first run (`moretta.deployment.agreed_settings`).
+The file stays at the site, and only its name is ever sent. `[limits]`, `[runs]` and `[privacy]` bound what a run may do
+here; the first run pins all other settings that concern rows (`moretta.deployment.agreed_settings`).
 """
 
 from pathlib import Path
@@ -23,14 +23,18 @@ from moretta.secure_aggregation.settings import SecureAggregation
 
 
 class SiloSection(Section):
-    """Who the site is.
+    """The identity of the site, and what it keeps and allows.
 
-    `name`: in the run, and in the certificate of its startup kit. `out`: the folder of what it keeps. `identity`,
-    `roster`: its own key, and its own list of everybody's. `server_key`: the server's public key, one line or two; by
-    default the roster's or the kit's. `models`: the "module:function" sources of models that runs may have built here,
-    from modules beside silo.toml or installed: a run file names code, and only what is listed is called.
-    `record_views`: keep what its role saw. `edge`: take part in baffle as an edge client, a process with ONNX Runtime
-    and without PyTorch. `insecure_secret_seed`: for tests only.
+    Args:
+        name: in the run, and in the certificate of its startup kit.
+        out: the folder for its records.
+        identity, roster: its own key, and its own list of all keys.
+        server_key: the server's public key, one line or two; by default the roster's or the kit's.
+        models: the "module:function" sources of models that runs may build here, from modules beside silo.toml or
+            installed. A run file names code, and the site calls only listed code.
+        record_views: keep what its role sees.
+        edge: take part in baffle as an edge client, a process with ONNX Runtime and without PyTorch.
+        insecure_secret_seed: for tests only.
     """
 
     name: Words
@@ -61,14 +65,17 @@ class SiloSection(Section):
 
 
 class RowsSection(FileOfRows):
-    """Where its rows are, and how a .csv file is written: see `moretta.data.reading.Source`.
+    """The place of its rows, and the form of a .csv file: see `moretta.data.reading.Source`.
 
-    source: a table (.csv, .parquet, .arrow), an .npz file, "module:function" or "image-folder".
-    `path`, `labels`: of "image-folder", the folder and the table that names its files.
-    `test_fraction`: of them, to be held back, the same in every run, which may have models scored on them. `test`: a
-    source of such rows in its place, written alike; of "image-folder" a table that names further files in `path`.
-    `alignment`: a file of `moretta align`, by which rows that partners share are put in their order. `rows_in_order`:
-    the site's word that its rows are in the order of those who hold other columns of them, without ids to compare.
+    Args:
+        source: a table (.csv, .parquet, .arrow), an .npz file, "module:function" or "image-folder".
+        path, labels: for "image-folder", the folder and the table that names its files.
+        test_fraction: the fraction of rows to hold back, the same in every run; a run may have models scored on them.
+        test: a source of such rows instead, in the same form; for "image-folder" a table that names further files in
+            `path`.
+        alignment: a file of `moretta align`, which orders the rows that partners share.
+        rows_in_order: the site's assurance that its rows are in the order of the partners' rows, without ids to
+            compare.
     """
 
     path: Path | None = None
@@ -86,17 +93,18 @@ class RowsSection(FileOfRows):
 
 
 class Limits(Section):
-    """What a run may take of this machine.
+    """The machine's limits for a run.
 
-    `message_mib`: the most MiB of a message that the site takes from the server; a longer one is refused unread.
-    `parameters`: the most numbers of a model that the site builds; a larger one is refused before it is built.
-    `memory_limit_mib`: the most memory of an edge client's process, or without edge of a job's process, by what it
-    reserves (`moretta.engines.usage.cap`), PyTorch included; None: no limit.
-    `micro_batch`: how many rows of a batch run through the model at a time; None: the run's number, or for an edge
-    client as many as the limit allows, or without one 4.
-    `edge_precision`: what an edge client computes in; "float16" and "int8-activations" round to what such hardware has.
-    `threads`: the most that PyTorch may use; None: its own choice.
-    `device`: on which a job of this site computes.
+    Args:
+        message_mib: the largest message, in MiB, that the site accepts from the server; a longer one is refused unread.
+        parameters: the most numbers of a model that the site builds; a larger one is refused before it is built.
+        memory_limit_mib: the most memory, in MiB, of an edge client's process, or else of a job's process, by what it
+            reserves (`moretta.engines.usage.cap`), PyTorch included; None: no limit.
+        micro_batch: the number of a batch's rows that pass through the model at a time; None: the run's number, or for
+            an edge client as many as the limit allows, or without one 4.
+        edge_precision: the precision of an edge client; "float16" and "int8-activations" round as such hardware does.
+        threads: the most threads of PyTorch; None: its own choice.
+        device: the device on which a job of this site computes.
     """
 
     message_mib: Annotated[PositiveInt, Unit("MiB")] = 1024
@@ -109,12 +117,14 @@ class Limits(Section):
 
 
 class Runs(Section):
-    """What a run may ask of the site, beside the settings that it has agreed to (`moretta accept`).
+    """The uses of the site that a run may request, beside the settings that it has agreed to (`moretta accept`).
 
-    `protocols`: names of those that it takes part in; empty: any.
-    `rounds`: the most rounds of a run. `local_epochs`: the most passes over its rows in a round.
-    `look`: whether its rows and classes are counted, in a secure sum, before training.
-    `scores`: whether models are scored on the rows that it holds back.
+    Args:
+        protocols: names of the protocols that it takes part in; empty: any.
+        rounds: the most rounds of a run.
+        local_epochs: the most passes over its rows in a round.
+        look: whether its rows and classes may be counted, in a secure sum, before training.
+        scores: whether models may be scored on the rows that it holds back.
     """
 
     protocols: tuple[Words, ...] = ()
@@ -125,16 +135,23 @@ class Runs(Section):
 
 
 class Floors(Section):
-    """What the site insists on in every run, whatever the run's file says: floors that a run may exceed.
+    """The site's minimum requirements for every run, whatever the run's file sets; a run may exceed them.
 
-    `fewest_silos`: in any sum that it helps to open. `threshold`: of the masks' shares. `scheme`: of the sums;
-    "pairwise" is above "additive-shares". `blind`: under cgd, that the server reads no sum. `roster`: that there is
-    one. `dp_noise`: the least noise multiplier. `unit`: what noise hides at least. `max_epsilon`: the largest epsilon
-    that a run may have. `delta`: the most at which that is stated; left out, 1e-5 beside max_epsilon. `per`: whether
-    max_epsilon is of each run, or of all runs together, each of which counts with its dp-epsilon. `apart`: the fewest
-    silos that the sums which it helps may isolate together (`moretta.secure_aggregation.one_sum`); 1: any.
-    `repeat_whole_rows`: whether a round that uses all rows may be summed over other silos too. `repeat_statistics`: the
-    same of its rows' statistics from run to run.
+    Args:
+        fewest_silos: the fewest silos in any sum that it helps to open.
+        threshold: the least threshold of the masks' shares.
+        scheme: the weakest scheme of sums; "pairwise" is above "additive-shares".
+        blind: under cgd, whether the server must not read any sum.
+        roster: whether a roster is required.
+        dp_noise: the least noise multiplier.
+        unit: the smallest unit that noise must hide.
+        max_epsilon: the largest epsilon of a run.
+        delta: the largest delta of that epsilon; left out, 1e-5 beside max_epsilon.
+        per: whether max_epsilon applies to each run, or to all runs together, each of which counts with its dp-epsilon.
+        apart: the fewest silos that the sums which it helps may isolate together
+            (`moretta.secure_aggregation.one_sum`); 1: any.
+        repeat_whole_rows: whether a round that uses all rows may be summed over other silos too.
+        repeat_statistics: whether its rows' statistics may be summed over other silos from run to run.
     """
 
     fewest_silos: Annotated[PositiveInt, Unit("silos")] = 2
@@ -153,9 +170,9 @@ class Floors(Section):
 
 
 class SiloFile(Section):
-    """All of silo.toml. base: its folder, beside which relative paths resolve.
+    """A whole silo.toml. base: its folder, from which relative paths resolve.
 
-    data: of a site whose rows another framework's app reads, it stands at its default.
+    data: has its default at a site whose rows another framework's app reads.
     """
 
     silo: SiloSection
@@ -168,7 +185,7 @@ class SiloFile(Section):
 
     @property
     def helped(self) -> HelpedFile:
-        """Where the site keeps which sums it has helped to open, of all runs together."""
+        """The site's file of sums that it has helped to open, in all runs together."""
         privacy = self.privacy
         return HelpedFile(
             str(self.out.absolute() / "helped.jsonl"),
@@ -180,7 +197,7 @@ class SiloFile(Section):
         )
 
     def load_roster(self) -> Roster | None:
-        """Return the site's own list of everybody's keys. Raises `moretta.errors.ParameterError` for a bad file."""
+        """Return the site's own list of all keys. Raises `moretta.errors.ParameterError` for a bad file."""
         return None if self.silo.roster is None else Roster.load(self.base / self.silo.roster)
 
     @property
@@ -190,27 +207,27 @@ class SiloFile(Section):
         return self.silo.name if roster is None else roster.engine_name(self.silo.name)
 
     def with_keys(self, secure: SecureAggregation) -> SecureAggregation:
-        """Return settings of sums with the site's own roster and identity, or none, in the place of any others."""
+        """Return settings of sums whose roster and identity are the site's own, or absent."""
         roster, identity = self.silo.roster, self.silo.identity
         own = {} if roster is None else {"roster": self.base / roster, "identity": str(self.base / (identity or ""))}
         return secure.model_copy(update={"roster": None, "identity": None, **own})
 
     def edge_engine(self, engine: Engine) -> Engine:
-        """Return [engine] of a run as this site has it where it takes part as an edge client."""
+        """Return [engine] of a run with this site's own values as an edge client."""
         limits = self.limits
         own = {"edge_precision": limits.edge_precision, "memory_limit_mib": limits.memory_limit_mib}
         return engine.model_copy(update={"edge": (self.silo.name,), "micro_batch": limits.micro_batch, **own})
 
     @property
     def out(self) -> Path:
-        """The folder of what the site keeps."""
+        """The folder for the site's records."""
         return self.base / self.silo.out
 
 
 def load(path: str | Path, *, rows: bool = True) -> SiloFile:
-    """Read a silo.toml. Raises `moretta.errors.ParameterError`, in one sentence, for whatever is wrong with it.
+    """Read a silo.toml. Raises `moretta.errors.ParameterError`, one sentence, for any mistake in it.
 
-    rows: whether it must say where the site's rows are; they may be another framework's app's to read.
+    rows: whether it must name the site's rows; another framework's app may read them instead.
     """
     path = Path(path)
     tables = read_toml(path, "the silo file")

@@ -1,15 +1,16 @@
-"""Messages to bytes and back: a header of JSON that is as short as its message, a closed schema, and one error.
+"""Messages to bytes and back: a short header of JSON, a closed schema, and one error.
 
-A message is the length of its header (4 bytes, little-endian), the header, and what lies behind it::
+A message is the length of its header (4 bytes, little-endian), the header, and the content behind it::
 
     [3, "kA3x9_", "run", 3, 0, 0, {"weight": ["f4", 3, 2], "bias": ["f4", 3]}, 32, {"anna": 48}, 0.5]
 
-These are the format, the message's type, its stamp (run, round, attempt, take), and its fields in the order in which
-the message declares them. Of an array the header has dtype and shape, of bytes their length: what they hold follows
-behind the header, in the order in which the header names them. An array begins at a multiple of 8 bytes of the message,
-and zeros fill up to there. A type is the beginning of a digest of tag, fields and kinds (`type_of`), as the fields'
-names do not travel: who has declared a message otherwise does not know it. Class names never travel, nothing is ever
-unpickled, and what is not in the schema is an error.
+The entries are the format, the message's type, its stamp (run, round, attempt, take), and its fields in the order of
+their declaration. For an array the header has dtype and shape, for bytes their length. Their content follows the header
+in the same order. An array begins at a multiple of 8 bytes of the message, after a padding of zeros.
+
+A type is the beginning of a digest of tag, fields and kinds (`type_of`), because fields' names do not travel. A reader
+that declares the message differently therefore does not know its type. Class names never travel, nothing is unpickled,
+and anything outside the schema is an error.
 """
 
 import base64
@@ -29,38 +30,39 @@ from moretta.errors import CodecError, PeerError
 
 FORMAT = 3  # 1 had no take; 1 and 2 were files of safetensors, with digests in hex and shares of self-masks by name
 
-# What a peer's bytes may be, all looked at before anything is made of them. JSON takes up to 64 bytes of memory for two
-# of text ("[]"), so its length alone bounds little: each of its values follows one of four marks, which are counted.
-# A header of 4 MiB takes at most 4 bytes a character as text, as an entry's text and as that entry's own texts, 48 MiB,
-# and 200,000 values up to 232 bytes each (a dict of one entry has three marks), 16 MiB: under 64 MiB in all.
-LARGEST = framing.LIMIT  # bytes of a message, unless who receives it says otherwise
+# Limits on a peer's bytes, checked before anything is built from them. JSON takes up to 64 bytes of memory for two
+# bytes of text ("[]"), so a limit on length is not enough. Each value follows one of four marks, which are counted.
+# A header of 4 MiB takes at most 48 MiB as text: 4 bytes a character, as a whole, as an entry and as the entry's texts.
+# 200,000 values of up to 232 bytes (a dict of one entry has three marks) take 16 MiB. All stays below 64 MiB.
+LARGEST = framing.LIMIT  # bytes of a message, unless its receiver sets another limit
 HEADER_LIMIT = 4 << 20  # bytes: 10,000 tensors of four dimensions fit, or 10,000 silos' keys
 LENGTH = 4  # bytes of the header's length
-ALIGNED = 8  # bytes, of which an array's place is a multiple
-DIMENSIONS = 64  # of an array; the product of 100,000 large numbers would take minutes
+ALIGNED = 8  # bytes; an array's position is a multiple of it
+DIMENSIONS = 64  # of an array; a product of 100,000 large numbers would take minutes
 ENTRIES_LIMIT = 200_000
 MARKS = b",:[{"
 STAMPED = 6  # entries of a header before its fields
 
 _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 Write = Callable[[Any, "list[bytes | Array]"], str]
-"""Returns a field's entry in the header, and appends what lies behind it."""
+"""Returns a field's entry in the header, and appends its content for behind the header."""
 Read = Callable[[Any, "_Behind"], Any]
-"""Returns a field's value, from its entry and what lies behind the header."""
+"""Returns a field's value, from its entry and the content behind the header."""
 Plan = tuple[str, Sequence[tuple[str, Write, Read]]]
-_PLANS: dict[type[Message], Plan] = {}  # of the messages that were met so far
+_PLANS: dict[type[Message], Plan] = {}  # of the messages encoded or decoded so far
 
 # Dtypes' names in a header, in the order of the arrays of one field. No message has i2, u2 or i1, but rows may.
 _NAMES = {np.dtype(name): name for name in ("u8", "i8", "f8", "f4", "u4", "i4", "f2", "i2", "u2", "u1", "i1", "b1")}
 _DTYPES = {name: dtype.newbyteorder("<") for dtype, name in _NAMES.items()}
-_RANKS = {dtype: rank for rank, dtype in enumerate(_NAMES)}  # by itemsize: a message's arrays need few zeros between
+_RANKS = {dtype: rank for rank, dtype in enumerate(_NAMES)}  # by itemsize: a message's arrays then need little padding
 
 
 class Codec:
     """Encode and decode the messages of one schema, a closed list of message classes.
 
-    largest: the most bytes of a message that is decoded; a longer one is refused before it is looked into. kinds: the
-    classes by tag.
+    Args:
+        schema: The message classes.
+        largest: The most bytes of a message to decode; a longer one is refused before it is parsed.
     """
 
     def __init__(self, schema: Iterable[type[Message]], largest: int = LARGEST) -> None:
@@ -73,14 +75,17 @@ class Codec:
         return b"".join(self.parts(message))
 
     def parts(self, message: Message) -> Sequence[bytes | memoryview]:
-        """Return the same in parts: a header, and each array's own memory where that lies as it is written."""
+        """Return the same bytes in parts: a header, and each array's own memory if its layout is the written one."""
         return _laid_out(*_described(message))
 
     def decode(self, data: bytes | bytearray | memoryview) -> Message:
-        """Return the message that the bytes hold. Raises only `moretta.errors.CodecError`, whatever the bytes.
+        """Return the message that the bytes hold.
 
-        Of a memoryview, arrays are parts of that memory, read-only: so a large message may lie in a mapped file. Of a
-        bytearray they are parts of it too, and may be written to.
+        Arrays of a memoryview are read-only parts of its memory, so a large message may lie in a mapped file. Arrays of
+        a bytearray are writable parts of it.
+
+        Raises:
+            CodecError: The bytes are not a message of the schema; no other error is raised.
         """
         with _one_error("a message of this schema"):
             if len(data) > self._largest:
@@ -105,12 +110,12 @@ class Codec:
 
 
 def pack_arrays(arrays: Tensors) -> Sequence[bytes | memoryview]:
-    """Return named arrays in parts, laid out as a message's, for another process of this machine.
+    """Return named arrays in parts, in a message's layout, for another process of this machine.
 
     Their numbers may be any, NaN too. Raises `moretta.errors.CodecError` for a dtype that no message has.
     """
     kinds = tuple((name, array.dtype, array.shape) for name, array in arrays.items())
-    try:  # past the cache, which is for the few kinds of messages
+    try:  # without the cache, which is for the few kinds of messages
         text, names = _arrays_entry.__wrapped__(kinds)
         return _laid_out(text.encode(), [arrays[name] for name in names])
     except KeyError as error:
@@ -118,9 +123,9 @@ def pack_arrays(arrays: Tensors) -> Sequence[bytes | memoryview]:
 
 
 def unpack_arrays(data: memoryview, *, trusted: bool = False) -> dict[str, Array]:
-    """Return what `pack_arrays` packed, as parts of its memory. Raises only `moretta.errors.CodecError`.
+    """Return the arrays of `pack_arrays`, as parts of its memory. Raises only `moretta.errors.CodecError`.
 
-    trusted: the process is one of ours, and may pass any number of arrays: a worker's frame has those of all its silos.
+    trusted: whether the process is one of ours and may pass any number of arrays; a worker's frame has all its silos'.
     """
     with _one_error("named arrays"):
         limit = len(data) if trusted else HEADER_LIMIT
@@ -138,13 +143,13 @@ def _one_error(expected: str) -> Iterator[None]:
     except CodecError:
         raise
     except (PeerError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-        # A peer's names may be in it, and it may end at a terminal or in a log.
+        # The text may contain a peer's names, and may reach a terminal or a log.
         why = "".join(character if character.isprintable() else " " for character in str(error))
         raise CodecError(f"expected {expected}: {why}") from None
 
 
 def size(message: Message, without: Collection[str] = ()) -> int:
-    """Return the length of the message's bytes without making them. without: fields that are not counted."""
+    """Return the length of the message's bytes without encoding them. without: fields to omit from the count."""
     header, behind = _described(message, without)
     at = LENGTH + len(header)
     for part in behind:
@@ -153,12 +158,12 @@ def size(message: Message, without: Collection[str] = ()) -> int:
 
 
 def type_of(kind: type[Message]) -> str:
-    """Return a message's type as headers have it: 6 characters of a digest of its tag, its fields and their kinds."""
+    """Return a message's type in headers: 6 characters of a digest of its tag, its fields and their kinds."""
     return _plan(kind)[0]
 
 
 def _plan(kind: type[Message]) -> Plan:
-    """Return a message's type, and how each of its fields is written and read."""
+    """Return a message's type, and the functions that write and read each of its fields."""
     if kind not in _PLANS:
         fields = [[name, _KINDS[field_kind][0]] for name, field_kind in kind.KINDS.items()]
         digest = hashlib.sha256(_json([kind.TAG, *fields]).encode()).digest()
@@ -171,7 +176,7 @@ def _plan(kind: type[Message]) -> Plan:
 
 
 def _laid_out(header: bytes, behind: Sequence[bytes | Array]) -> Sequence[bytes | memoryview]:
-    """Return a header and what lies behind it, in parts."""
+    """Return a header and the content behind it, in parts."""
     pieces: list[bytes | memoryview] = [framing.length_of(header, LENGTH) + header]
     at = len(pieces[0])
     for part in behind:
@@ -185,7 +190,7 @@ def _laid_out(header: bytes, behind: Sequence[bytes | Array]) -> Sequence[bytes 
 
 
 def _described(message: Message, without: Collection[str] = ()) -> tuple[bytes, list[bytes | Array]]:
-    """Return a message's header, and the bytes and arrays that lie behind it. without: fields that are left out."""
+    """Return a message's header, and the bytes and arrays for behind it. without: fields to omit."""
     stamp, behind = message.stamp, list[bytes | Array]()
     name, fields = _plan(type(message))
     texts = [_beginning(name, stamp.run), f"{stamp.round},{stamp.attempt},{stamp.take}"]
@@ -250,7 +255,7 @@ def _write_plain(value: Any, behind: list[bytes | Array]) -> str:
 
 
 def _memory(array: Array) -> memoryview:
-    """Return an array's bytes, little-endian and in the order of its indices; a copy where they do not lie so."""
+    """Return an array's bytes, little-endian and in the order of its indices; copied only from another layout."""
     little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
     return little.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
 
@@ -259,13 +264,13 @@ def _memory(array: Array) -> memoryview:
 
 
 class _Behind:
-    """What lies behind a header, read from its beginning to its end. at: where it begins in the message's memory."""
+    """The content behind a header, read once from beginning to end. at: its position in the message's memory."""
 
     def __init__(self, memory: memoryview, at: int) -> None:
         self._memory, self._at = memory, at
 
     def octets(self, length: object) -> bytes:
-        """Return so many bytes."""
+        """Return this many bytes."""
         if type(length) is not int or not 0 <= length <= len(self._memory) - self._at:
             raise CodecError("expected as many bytes behind the header as it says")
         self._at += length
@@ -285,12 +290,12 @@ class _Behind:
         if self._at > len(self._memory):
             raise CodecError("expected arrays as long as their shapes say")
         array: Array = np.ndarray(shape, dtype, buffer=self._memory[begin : self._at])
-        if name == "b1" and array.view(np.uint8).max(initial=0) > 1:  # what numpy makes of others differs by function
+        if name == "b1" and array.view(np.uint8).max(initial=0) > 1:  # numpy's functions disagree on other values
             raise CodecError("expected flags of 0 or 1")
         return array if dtype.isnative else array.astype(dtype.newbyteorder("="))
 
     def end(self) -> None:
-        """Raise CodecError where there is more."""
+        """Raise CodecError if content is left."""
         if self._at != len(self._memory):
             raise CodecError("expected nothing behind the last field")
 
@@ -313,7 +318,7 @@ def _header_of(text: bytes) -> list[Any]:
 
 
 def _few_entries(text: bytes) -> bytes:
-    """Return a header. Raises CodecError where JSON could take much memory."""
+    """Return a header. Raises CodecError if its JSON could take much memory."""
     entries = sum(text.count(mark) for mark in MARKS)
     if entries > ENTRIES_LIMIT:
         raise CodecError(f"expected a header of at most {ENTRIES_LIMIT} entries; got {entries}")
@@ -336,7 +341,7 @@ def _read_plain(entry: Any, behind: _Behind) -> Any:
     return entry
 
 
-# What a type's digest calls each kind of field, how it is written, and how it is read.
+# Each kind of field: its name in a type's digest, the function that writes it, and the one that reads it.
 _KINDS: Mapping[Any, tuple[str, Write, Read]] = {
     Array: ("array", _write_array, lambda entry, behind: behind.array(entry)),
     Tensors: ("arrays", _write_arrays, _read_arrays),
@@ -345,7 +350,7 @@ _KINDS: Mapping[Any, tuple[str, Write, Read]] = {
     bool: ("flag", _write_plain, _read_plain),
     str: ("text", _write_plain, _read_plain),
     bytes: ("bytes", _write_bytes, lambda entry, behind: behind.octets(entry)),
-    # Text is no list of letters.
+    # A text must not pass as a list of its letters.
     tuple[str, ...]: ("names", _write_plain, lambda entry, _: tuple(entry) if isinstance(entry, list) else entry),
     Mapping[str, int]: ("integers", _write_named, _read_plain),
     Mapping[str, float]: ("numbers", _write_named, _read_plain),

@@ -1,7 +1,7 @@
-"""Parts of bytes behind their lengths: how files, envelopes and pipes all separate them.
+"""Parts of bytes, each behind its length: the common framing of files, envelopes and pipes.
 
-A length is little-endian, of 8 bytes unless a format says otherwise. It is compared with a limit and with the bytes
-present before any memory is allocated for it.
+A length is little-endian, and has 8 bytes unless a format sets another width. It is compared with a limit and with the
+present bytes before any memory is allocated for it.
 """
 
 from typing import BinaryIO
@@ -9,16 +9,16 @@ from typing import BinaryIO
 from moretta.errors import CodecError
 
 WIDTH = 8  # bytes of a length
-LIMIT = 1 << 30  # bytes of a part, unless who reads it says otherwise
+LIMIT = 1 << 30  # bytes of a part, unless its reader sets another limit
 
 
 def framed(*parts: bytes) -> bytes:
-    """Return parts as one, each behind its length."""
+    """Return the parts joined, each behind its length."""
     return b"".join(piece for part in parts for piece in (length_of(part), part))
 
 
 def length_of(part: bytes | memoryview, width: int = WIDTH) -> bytes:
-    """Return the length of a part as it is written before it."""
+    """Return the length of a part, in the form that precedes the part."""
     return len(part).to_bytes(width, "little")
 
 
@@ -31,10 +31,18 @@ def find(
     gap: int = 0,
     what: str = "a part",
 ) -> slice:
-    """Return where in `data` the part lies whose length is at `start`.
+    """Return the slice of `data` that holds the part whose length is at `start`.
 
-    width: bytes of the length. gap: bytes between the length and the part. what: its name, for an error.
-    Raises CodecError for a part that is longer than `limit`, or than what is left.
+    Args:
+        data: The bytes of several parts.
+        start: The position of the length.
+        limit: The most bytes of the part.
+        width: Bytes of the length.
+        gap: Bytes between the length and the part.
+        what: The part's name, for an error.
+
+    Raises:
+        CodecError: The part is longer than `limit`, or than the rest of `data`.
     """
     begin = start + width + gap
     length = int.from_bytes(data[start : start + width], "little")
@@ -44,7 +52,7 @@ def find(
 
 
 def write(stream: BinaryIO, *pieces: bytes | memoryview) -> None:
-    """Write a part, given whole or in pieces, behind its length. Raises OSError where the reader is gone."""
+    """Write a part, whole or in pieces, behind its length. Raises OSError if the reader is gone."""
     stream.write(sum(map(len, pieces)).to_bytes(WIDTH, "little"))
     for piece in pieces:
         stream.write(piece)
@@ -61,7 +69,7 @@ def read(stream: BinaryIO, limit: int = LIMIT) -> bytes | None:
     length = int.from_bytes(head, "little")
     if length > limit:
         raise CodecError(f"expected a frame of at most {limit} bytes, got {length}")
-    data = stream.read(length)  # memory is asked for at once, and taken as bytes come
+    data = stream.read(length)  # reserves the memory now; the system provides it as bytes arrive
     if len(data) < length:
         raise CodecError(f"expected a frame of {length} bytes, got {len(data)}")
     return data

@@ -1,8 +1,8 @@
-"""Rows that are made when they are indexed, so that a data set may be larger than memory.
+"""Rows that are computed on access, so that a data set may be larger than memory.
 
-`LazyRows` stands where an array [rows, ...] does. An index or a slice of it is an array of those rows alone, a part of
-it is lazy again, and what goes over all rows takes `blocks`. So only a batch is in memory, and nothing decoded lies on
-disk. `numpy.asarray` loads all rows, or refuses where they do not fit.
+`LazyRows` replaces an array [rows, ...]. Indexing or slicing it gives an array of those rows alone; `part` gives lazy
+rows, and `blocks` iterates over all of them. So only a batch is in memory, and nothing decoded is written to the disk.
+`numpy.asarray` loads all rows, or refuses if they do not fit.
 """
 
 import math
@@ -16,16 +16,19 @@ from moretta.contract.memory import check_memory
 from moretta.contract.messages import Array
 from moretta.errors import RowsError
 
-BLOCK_BYTES = 1 << 22  # of the rows of a block
-COPIES = 2  # of rows that are loaded: as they are, and as a tensor
+BLOCK_BYTES = 1 << 22  # the most in a block's rows
+COPIES = 2  # of loaded rows in memory: the array, and a tensor of it
 
 
 @final
 class LazyRows:
-    """Rows float32[rows, ...], all finite, each made by a function of its number.
+    """Rows float32[rows, ...], all finite, each computed by a function of its number.
 
-    make: returns the sample of a row's number, float32 of one shape; it raises ParameterError where it cannot. Nothing
-    is kept, so it must return the same again. shape: of a sample. index: the numbers of the rows, int64[rows].
+    Args:
+        make: Returns the sample of a row's number, float32 of one shape, or raises ParameterError. Rows are not kept,
+            so repeated calls must return the same.
+        shape: Of a sample.
+        index: The numbers of the rows, int64[rows].
     """
 
     dtype = np.dtype(np.float32)
@@ -36,12 +39,12 @@ class LazyRows:
 
     @property
     def ndim(self) -> int:
-        """How many axes the rows have, as of an array."""
+        """The number of axes, as of an array."""
         return len(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the rows take once they are made."""
+        """The bytes of all rows once they are loaded."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def __len__(self) -> int:
@@ -51,7 +54,7 @@ class LazyRows:
         return f"LazyRows({list(self.shape)})"
 
     def __getitem__(self, key: slice | NDArray[Any]) -> NDArray[np.float32]:
-        """Make some rows. Raises ParameterError where they are not as promised, or far too many for this machine."""
+        """Compute some rows. Raises ParameterError if they are invalid, or exceed this machine's memory."""
         numbers = self._index[key]
         check_fits(LazyRows(self._make, self.shape[1:], numbers))
         rows = np.empty((len(numbers), *self.shape[1:]), self.dtype)
@@ -65,30 +68,30 @@ class LazyRows:
         return rows
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
-        """Make all rows, or refuse."""
+        """Compute all rows, or refuse."""
         return self[:] if dtype is None else self[:].astype(dtype, copy=False)
 
     def part(self, key: slice | NDArray[Any]) -> "LazyRows":
-        """Return some of the rows, which are still lazy."""
+        """Return some of the rows, still lazy."""
         return LazyRows(self._make, self.shape[1:], self._index[key])
 
     def reshape(self, rows: int, columns: int) -> "LazyColumns":
-        """Return the entries as a matrix of so many columns. rows: -1, as of an array."""
+        """Return the entries as a matrix with this many columns. rows: -1, as for an array."""
         return LazyColumns(self, columns)
 
 
 @final
 class LazyColumns:
-    """The entries of lazy rows as a matrix [entries / columns, columns]; slices of it are arrays.
+    """The entries of lazy rows as a matrix [entries / columns, columns]; its slices are arrays.
 
-    It is for one pass from the beginning to the end: the rows of the last slice are kept for the next.
+    It is for one pass from beginning to end: only the rows of the last slice are kept for the next.
     """
 
     ndim = 2
 
     def __init__(self, rows: LazyRows, columns: int) -> None:
         self._rows, self._columns, self.dtype = rows, columns, rows.dtype
-        self._each = math.prod(rows.shape[1:]) // columns  # rows of the matrix in a sample
+        self._each = math.prod(rows.shape[1:]) // columns  # the matrix rows of one sample
         self.shape = (len(rows) * self._each, columns)
         self._begin, self._block = 0, np.empty((0, columns), rows.dtype)
 
@@ -107,7 +110,7 @@ class LazyColumns:
         return parts[0] if len(parts) == 1 else np.concatenate([self._block[:0], *parts])
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
-        """Make all entries, or refuse."""
+        """Compute all entries, or refuse."""
         entries = self._rows[:].reshape(self.shape)
         return entries if dtype is None else entries.astype(dtype, copy=False)
 
@@ -117,12 +120,12 @@ class LazyColumns:
 
 
 def block_rows(x: Array | LazyRows) -> int:
-    """Return how many rows of x make a block: those of 4 MiB, at least one."""
+    """Return the number of rows in a block of x: up to 4 MiB, at least one row."""
     return max(1, BLOCK_BYTES // max(1, math.prod(x.shape[1:]) * x.dtype.itemsize))
 
 
 def blocks(x: Array) -> Iterator[Array]:
-    """Yield all rows of x in order, a block at a time; an array of no axes, or without rows, as it is."""
+    """Yield all rows of x in order, a block at a time; an array without axes or rows is yielded as it is."""
     if x.ndim == 0 or not len(x):
         yield np.asarray(x)
         return
@@ -131,7 +134,7 @@ def blocks(x: Array) -> Iterator[Array]:
 
 
 def taken(x: Array, key: slice | NDArray[Any]) -> Array:
-    """Return some rows of x, which stay lazy where they are: of an array x[key]."""
+    """Return some rows of x: x[key] of an array, and lazy rows of lazy ones."""
     rows: Any = x
     if isinstance(rows, LazyRows):
         return as_array(rows.part(key))
@@ -140,7 +143,7 @@ def taken(x: Array, key: slice | NDArray[Any]) -> Array:
 
 
 def joined(parts: Sequence[Array]) -> Array:
-    """Return the rows of all parts one after the other, lazy where one of them is."""
+    """Return the rows of all parts one after the other, lazy if one of them is."""
     if not any(isinstance(part, LazyRows) for part in parts):
         return np.concatenate(parts)
     starts = np.cumsum([0, *map(len, parts)])
@@ -155,17 +158,17 @@ def joined(parts: Sequence[Array]) -> Array:
 
 
 def as_array(rows: LazyRows) -> Array:
-    """Return lazy rows, in the eyes of a type checker as what they stand for."""
+    """Return lazy rows, typed as the array that they replace."""
     return cast(Array, rows)
 
 
 def loaded(x: Array) -> Array:
-    """Return x as an array in memory. Raises ParameterError where lazy rows do not fit."""
+    """Return x as an array in memory. Raises ParameterError if lazy rows do not fit."""
     return np.asarray(x)
 
 
 def check_fits(x: Array | LazyRows) -> None:
-    """Raise ParameterError where lazy rows, loaded at once, would not fit into what memory is free."""
+    """Raise ParameterError if lazy rows, loaded at once, would not fit into free memory."""
     if isinstance(x, LazyRows):
         advice = "use smaller batches ([data] batch-size), smaller images, or another machine"
         check_memory(COPIES * x.nbytes, f"{len(x)} rows at once take", advice)

@@ -1,4 +1,4 @@
-"""The bound on memory: what is read may take no more than what is free, and an error names the file that would."""
+"""The bound on memory: reading may take no more than is free, and an error names the file that would."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -6,22 +6,22 @@ from pathlib import Path
 
 from moretta.errors import ParameterError
 
-CHECKED_BYTES = 1 << 26  # less than this is not checked, as the question would cost more
-CONTAINER = Path("/sys/fs/cgroup")  # as a process in one sees its own
+CHECKED_BYTES = 1 << 26  # less is not checked, because the check would cost more
+CONTAINER = Path("/sys/fs/cgroup")  # as a process in the container sees it
 ADVICE = "use a smaller file, or a machine with more memory"
 
 
 def free_memory() -> int:
-    """Return the bytes of memory that are free: of the machine, a container and the limits on this process."""
-    import psutil  # slow to import, and few callers ask
+    """Return the bytes of free memory, within the limits of the machine, a container and this process."""
+    import psutil  # slow to import, and few callers need it
 
     free = [int(psutil.virtual_memory().available)]
-    with suppress(OSError, ValueError):  # "max" is no number
+    with suppress(OSError, ValueError):  # "max" is not a number
         most, used = (int(Path(CONTAINER, name).read_text()) for name in ("memory.max", "memory.current"))
         words = Path(CONTAINER, "memory.stat").read_text().split()
         cached = sum(int(words[words.index(kind) + 1]) for kind in ("active_file", "inactive_file"))
-        free.append(max(most - used + cached, 0))  # what is kept of files goes where memory is needed
-    with suppress(ImportError, OSError, ValueError, IndexError):  # another system than Linux
+        free.append(max(most - used + cached, 0))  # the system drops cached files when memory is needed
+    with suppress(ImportError, OSError, ValueError, IndexError):  # only Linux has these files
         import resource
 
         lines = Path("/proc/self/status").read_text().splitlines()
@@ -33,12 +33,12 @@ def free_memory() -> int:
 
 
 def check_memory(size: float, what: str, advice: str = ADVICE) -> None:
-    """Raise ParameterError where something would take more memory than is free.
+    """Raise ParameterError if something would take more memory than is free.
 
     Args:
-        size: The memory that it takes, in bytes.
-        what: Its name and the verb, "FILE takes" or "ROWS take", which begin the sentence.
-        advice: What to do, which ends the sentence.
+        size: Its memory, in bytes.
+        what: The beginning of the sentence, its name and a verb: "FILE takes" or "ROWS take".
+        advice: The end of the sentence, what to do.
     """
     if size >= CHECKED_BYTES and size > (free := free_memory()):
         raise ParameterError(f"{what} {_gib(size)} of memory, and {_gib(free)} are free; {advice}")
@@ -54,7 +54,7 @@ def within_memory(what: str) -> Iterator[None]:
         free = free_memory()
     else:
         return
-    # Outside of the handler, so that the frames and what they hold are gone.
+    # Raised outside the handler, so that the failed frames and their memory are released first.
     raise ParameterError(f"{what} takes more memory than the {_gib(free)} that are free; {ADVICE}")
 
 

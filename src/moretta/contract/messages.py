@@ -1,4 +1,4 @@
-"""Messages: what roles send each other, the stamp that says when, and the kinds of their fields."""
+"""Messages between roles, the stamp that places them in a run, and the kinds of their fields."""
 
 import dataclasses
 import functools
@@ -20,12 +20,12 @@ Tensors = Mapping[str, Array]
 
 @dataclass(frozen=True, order=True)
 class Stamp:
-    """When a message belongs: the run, the round (0 is before the first), the attempt at it, and the take of it.
+    """The place of a message: the run, the round (0 precedes the first), the attempt, and the take.
 
-    A new attempt has new keys and masks, and asks for the same. A new take asks for something else: rows, dropout, keys
-    of a perturbation, lots and noise follow `drawn`, so two takes of a round share no upload
-    (`moretta.secure_aggregation.one_sum`). The first take is 0.
-    Every message carries a stamp, every mask is labelled with one, and a stamp is never used for two uploads.
+    A new attempt repeats the same question with new keys and masks. A new take asks for something else: rows, dropout,
+    keys of a perturbation, lots and noise follow `drawn`, so two takes of a round share no upload
+    (`moretta.secure_aggregation.one_sum`). The first take is 0. Every message carries a stamp, every mask is labelled
+    with one, and a stamp is never used for two uploads.
     """
 
     run: str
@@ -42,13 +42,13 @@ class Stamp:
 
     @property
     def drawn(self) -> tuple[int, ...]:
-        """The round, and the take where it is not the first: the seed of everything that each take draws anew."""
+        """The round, and the take unless it is the first: the seed of everything that each take draws anew."""
         return (self.round, self.take) if self.take else (self.round,)
 
     def check_run(self, run: str) -> None:
-        """Raise `moretta.errors.PeerError` for a stamp of another run; any is of the run "".
+        """Raise `moretta.errors.PeerError` for a stamp of another run; the run "" accepts any.
 
-        What a silo has answered is kept by run: under another name it would answer the same question twice.
+        A silo's past answers are kept by run: under another name it would answer the same question twice.
         """
         if run not in ("", self.run):
             raise PeerError(f"expected messages of the run {run!r}, got one of {self.run!r}")
@@ -57,7 +57,7 @@ class Stamp:
         return f"round {self.round}, attempt {self.attempt}" + (f", take {self.take}" if self.take else "")
 
 
-# What a field of a message may be. The codec encodes exactly these kinds.
+# The kinds of a message's fields. The codec encodes exactly these.
 DTYPES = frozenset(
     np.dtype(name) for name in ("bool", "uint8", "int32", "int64", "uint32", "uint64", "float16", "float32", "float64")
 )
@@ -75,7 +75,7 @@ def _array(value: object) -> None:
 
 
 def _plain(expected: str, fits: Callable[[Any], bool]) -> Callable[[object], None]:
-    """Return the check of a value that is no array."""
+    """Return the check of a value that is not an array."""
 
     def check(value: object) -> None:
         if not fits(value):
@@ -91,7 +91,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _is_text(value: object, least: int, most: int) -> bool:
-    # JSON can spell half of a surrogate pair, which is no character and has no bytes.
+    # JSON can write half of a surrogate pair, which is not a character and cannot be encoded.
     return type(value) is str and least <= len(value) <= most and not _SURROGATE.search(value)
 
 
@@ -113,7 +113,7 @@ def _mapping_of(check: Callable[[object], None], value: object) -> None:
 
 
 def _are_names(value: Collection[object]) -> bool:
-    """Return whether each is a name: one search for them all, as a round has thousands."""
+    """Return whether all are names, by one search over them, as a round has thousands."""
     names = [name for name in value if type(name) is str and 1 <= len(name) <= NAME_LIMIT]
     return len(names) == len(value) and not _SURROGATE.search("".join(names))
 
@@ -135,7 +135,7 @@ FIELD_KINDS: Mapping[Any, Callable[[Any], None]] = {
 
 
 def length(*allowed: int) -> Callable[[Any], None]:
-    """Return the check of a field whose bytes, or each of those by name, are so many."""
+    """Return the check of a field: its bytes, or each of its bytes by name, have one of these lengths."""
 
     def check(value: bytes | Mapping[str, bytes]) -> None:
         for name, entry in value.items() if isinstance(value, Mapping) else [("", value)]:
@@ -146,7 +146,7 @@ def length(*allowed: int) -> Callable[[Any], None]:
 
 
 def within(least: int, most: int | None = None) -> Callable[[Any], None]:
-    """Return the check of a field whose whole number, or each of those by name, is in a range."""
+    """Return the check of a field: its whole number, or each of its numbers by name, is in a range."""
 
     def check(value: int | Mapping[str, int]) -> None:
         for name, number in value.items() if isinstance(value, Mapping) else [("", value)]:
@@ -161,7 +161,7 @@ def _not_in(name: str, expected: str, got: int) -> PeerError:
 
 
 def shaped(axes: int, *dtypes: str) -> Callable[[Array], None]:
-    """Return the check of a field whose array has so many axes and one of these dtypes."""
+    """Return the check of a field: its array has this number of axes and one of these dtypes."""
 
     def check(value: Array) -> None:
         if value.ndim != axes or value.dtype.name not in dtypes:
@@ -191,21 +191,21 @@ def _describe(value: object) -> str:
 class Message:
     """One arrow of a protocol's figure; subclasses are declared with `message`.
 
-    Fields are of the kinds in `FIELD_KINDS` and are checked when the message is built, whether from a peer's bytes or
-    by our own code, so a role never sees an invalid one. Raises `moretta.errors.PeerError`.
-    What one field must be beside its kind stands in its type, ``Annotated[bytes, length(32)]``; `check` has the rest.
+    Fields have the kinds of `FIELD_KINDS` and are checked when the message is built, from a peer's bytes or by our own
+    code. So a role never sees an invalid message. Raises `moretta.errors.PeerError`. A further rule on one field is in
+    its type, ``Annotated[bytes, length(32)]``; `check` has rules between fields.
     """
 
     TAG: ClassVar[str] = ""
     KINDS: ClassVar[Mapping[str, Any]] = {}
     CHECKS: ClassVar[Mapping[str, Sequence[Callable[[Any], None]]]] = {}
-    """By field: that of its kind, and those that stand in its type."""
+    """The checks by field: that of its kind, and those in its type."""
     SHARES: ClassVar[frozenset[str]] = frozenset()
     """The plain fields whose bytes count as keys and shares, not as the message's content."""
     BESIDE_FROZEN: ClassVar[bool] = False
     """Whether `parameters` is a model without its frozen tensors (`moretta.protocols.common.frozen`)."""
     OWN: ClassVar[frozenset[str]] = frozenset()
-    """The fields of an ask that differ between addressees; the others are the same for all."""
+    """The fields of an ask that differ between addressees; all others are the same for all."""
 
     stamp: Stamp
 
@@ -221,7 +221,7 @@ class Message:
         self.check()
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` where fields are well-typed but do not make sense together."""
+        """Raise `moretta.errors.PeerError` if well-typed fields contradict each other."""
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}: {_describe(getattr(self, name))}" for name in self.KINDS)
@@ -249,18 +249,20 @@ def message(tag: str) -> Callable[[M], M]:
                 raise TypeError(f"{cls.__name__}.{name}: {kind} is not a kind of field the codec knows")
             kinds[name], checks[name] = kind, (FIELD_KINDS[kind], *more)
         declared.TAG, declared.KINDS, declared.CHECKS = tag, kinds, checks
-        return declared  # type: ignore[return-value]  # dataclass() gives back the class it was given
+        return declared  # type: ignore[return-value]  # dataclass() returns its argument
 
     return declare
 
 
 @message("spent")
 class Spent(Message):
-    """The silo has helped to open a sum of this round before; it repeats those answers, or takes part in another take.
+    """The silo has helped to open a sum of this round; it can repeat those answers, or take part in another take.
 
-    `next_take`: the first take that it has not spent. `survivors`: of the sum that it helped to open, sorted; empty
-    where it no longer knows. `whole`: it uploads all its rows, the same in every take, so it repeats only the same sum
-    over the same survivors; next_take is then that sum's.
+    Args:
+        next_take: The first take that the silo has not spent. If `whole`, the take of the opened sum.
+        survivors: The silos of the opened sum, sorted; empty if the silo no longer knows them.
+        whole: Whether the silo uploads all its rows, the same in every take. Then it repeats only the same sum over the
+            same survivors.
     """
 
     next_take: int
@@ -268,7 +270,7 @@ class Spent(Message):
     whole: bool
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` for an impossible take, or survivors out of order."""
+        """Raise `moretta.errors.PeerError` for an impossible take, or unsorted survivors."""
         least = 0 if self.whole else self.stamp.take + 1
         if not least <= self.next_take < 2**31 or list(self.survivors) != sorted(set(self.survivors)):
             raise PeerError(f"{self.TAG}: expected a take after this one, and survivors in order, each once")

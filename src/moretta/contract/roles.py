@@ -1,16 +1,16 @@
-"""The contract between protocols and engines: who asks what, and what comes back.
+"""The contract between protocols and engines: questions, answers, and the roles that exchange them.
 
-A server's round is a generator: it yields an `Ask`, receives `Replies`, and returns a `Report`, so it reads from
-top to bottom like the algorithm box of its paper. A client answers one message at a time. Sub-protocols compose
-with ``yield from``. Nothing here does I/O, knows a clock or knows torch.
+A server's round is a generator: it yields an `Ask`, receives `Replies`, and returns a `Report`. So it reads from top to
+bottom like the algorithm box of its paper. A client answers one message at a time. Sub-protocols compose with ``yield
+from``. Nothing in this module does I/O, reads a clock or imports torch.
 
-    engine                      server                      clients
-      |-- setup(now, cohort) ---->|
-      |<---------- Ask -----------|
+    engine                        server                        clients
+      |-- setup(now, cohort) ------->|
+      |<---------- Ask --------------|
       |-- one message each ------------------------------------>| answer(message)
       |<--------------------------------------------- a message |
-      |-- Replies --------------->|
-      |<------- Report / Aborted -|
+      |-- Replies ------------------>|
+      |<------- Report / Aborted ----|
 """
 
 import dataclasses
@@ -27,12 +27,12 @@ from moretta.contract.messages import Array, Message, Spent, Stamp, Tensors
 from moretta.errors import MisuseError, SumSpent
 
 Phase = Callable[[str], AbstractContextManager[None]]
-"""Marks a stretch of work, ``with self.phase("local_forward"): ...``; the engine, which owns the clock, gives it."""
+"""Marks a stretch of work, ``with self.phase("local_forward"): ...``; the engine, which owns the clock, provides it."""
 
 
 V = TypeVar("V")
 State = Mapping[str, Any]
-"""What a role needs to resume after a restart: a flat mapping of arrays, bytes, text and numbers."""
+"""The state that a role resumes from after a restart: a flat mapping of arrays, bytes, text and numbers."""
 
 
 def no_phase(name: str) -> AbstractContextManager[None]:
@@ -41,17 +41,17 @@ def no_phase(name: str) -> AbstractContextManager[None]:
 
 
 def under(prefix: str, state: State) -> dict[str, Any]:
-    """Return the part of a state whose names begin with a prefix, without it."""
+    """Return the part of a state whose names begin with a prefix, with the prefix removed."""
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
 def over(prefix: str, state: Mapping[str, V]) -> dict[str, V]:
-    """Return a state with a prefix before its names, which `under` takes off again."""
+    """Return a state with a prefix before its names; `under` removes it."""
     return {f"{prefix}{name}": value for name, value in state.items()}
 
 
 class Reason(StrEnum):
-    """Why a silo's answer is not among the replies."""
+    """Why the replies lack a silo's answer."""
 
     LATE = "late"
     REFUSED = "refused"
@@ -64,7 +64,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True)
 class Missing:
-    """A silo without a valid answer: why, and one sentence. spent: what it said, for the reason `Reason.SPENT`."""
+    """A silo without a valid answer: the reason, and one sentence. spent: the silo's report, for `Reason.SPENT`."""
 
     reason: Reason
     detail: str
@@ -73,10 +73,13 @@ class Missing:
 
 @dataclass(frozen=True)
 class Ask:
-    """What a server asks: one message for each addressee, and what a valid answer is.
+    """A server's question: one message for each addressee, and the valid answers.
 
-    check: takes a silo and its well-formed answer, and raises `moretta.errors.PeerError` if it does not fit the
-    question; that silo is then missing for the reason `Reason.MALFORMED`.
+    Args:
+        messages: By silo.
+        reply: The class of a valid answer.
+        check: Takes a silo and its well-formed answer. Raises `moretta.errors.PeerError` if the answer does not fit the
+            question; the silo is then missing for `Reason.MALFORMED`.
     """
 
     messages: Mapping[str, Message]
@@ -91,17 +94,17 @@ class Ask:
         reply: type[Message],
         check: Callable[[str, Any], None] | None = None,
     ) -> "Ask":
-        """Ask every silo the same."""
+        """Ask every silo the same question."""
         messages = dict.fromkeys(silos, message)
         return cls(messages, reply) if check is None else cls(messages, reply, check)
 
 
 @dataclass(frozen=True)
 class Replies:
-    """The valid answers that came in time, in the order of the ask, and who is missing and why.
+    """The valid answers that arrived in time, in the order of the ask, and the missing silos with their reasons.
 
-    Roles read answers in any order and more than once, and never write to them: large arrays lie in files that are
-    mapped read-only. empty: `numpy.empty`, or the same in such a file, for what is made of all answers.
+    Roles read answers in any order and more than once, and never write to them, because large arrays are in files that
+    are mapped read-only. empty: `numpy.empty`, or the same in such a file, for results made of all answers.
     """
 
     answers: Mapping[str, Any]
@@ -111,11 +114,13 @@ class Replies:
 
 @dataclass(frozen=True)
 class Aborted:
-    """An exchange that could not be completed; the engine repeats it without those who are missing.
+    """An exchange that could not be completed; the engine repeats it without the missing silos.
 
-    because: a sentence for the log, where the reasons of the missing are not enough.
-    opened: the silos that held it up after others had signed the survivors or given shares, so that another take
-    follows; empty if none had.
+    Args:
+        missing: The missing silos, with their reasons.
+        because: A sentence for the log, where these reasons are not enough.
+        opened: The silos that failed after others had signed the survivors or revealed shares, so that another take
+            follows; empty if none did.
     """
 
     missing: Mapping[str, Missing]
@@ -127,7 +132,7 @@ class Aborted:
 class Report:
     """The result of a round: figures for the history, by name.
 
-    left_out: silos with valid answers that the server did not use, and why.
+    left_out: silos with valid answers that the server did not use, with the reasons.
     """
 
     figures: Mapping[str, float]
@@ -138,13 +143,15 @@ class Report:
 class Outcome:
     """The result of a run.
 
-    `parameters`: the true model as the server holds it (parameters and buffers by PyTorch's names).
-    `released`: the model that silos may be given, where the protocol makes one.
-    `models`: each silo's own model, for protocols without a common one.
-    `facts`: what the protocol states about the run, for ``result.json``.
-    `unperturbed`: for protocols that hide the model from silos, the tensors that are not fully hidden, and why.
-    `scores`: on all silos' held-out rows together, where that was asked for (`moretta.protocols.common.scoring`).
-    `tables`: of the same rows and by name, a classifier's.
+    Args:
+        parameters: The true model that the server holds: parameters and buffers by PyTorch's names.
+        released: The model for silos, if the protocol makes one.
+        models: Each silo's own model, for protocols without a common one.
+        facts: The protocol's statements about the run, for ``result.json``.
+        unperturbed: Where a protocol hides the model from silos, the tensors that are not fully hidden, with the
+            reasons.
+        scores: On all silos' held-out rows together, if requested (`moretta.protocols.common.scoring`).
+        tables: A classifier's tables of the same rows, by name.
     """
 
     parameters: Tensors
@@ -167,16 +174,16 @@ class Server(Protocol):
     phase: Phase
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
-        """Prepare for a cohort: keys, statistics, headroom. Runs at the start and whenever the cohort changes."""
+        """Prepare for a cohort: keys, statistics, headroom. Called first, and whenever the cohort changes."""
 
     def round(self, now: Stamp) -> Exchange[Report | Aborted]:
-        """Play one round; an aborted one leaves the server's state unchanged."""
+        """Run one round; an aborted round leaves the server's state unchanged."""
 
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
         """Release the run's result."""
 
     def state(self) -> State:
-        """Return all that `restore` needs to go on from the end of a round."""
+        """Return everything that `restore` needs to continue from the end of a round."""
 
     def restore(self, state: State) -> None:
         """Restore what `state` returned."""
@@ -188,53 +195,50 @@ class Client(Protocol):
     phase: Phase
 
     def answer(self, message: Message) -> Message:
-        """Answer one message. Raises a `moretta.errors.MorettaError` to refuse; that costs the round only itself."""
+        """Answer one message. Raises a `moretta.errors.MorettaError` to refuse; that costs the silo this round only."""
 
     def state(self) -> State:
-        """Return all that `restore` needs to go on from the end of a round."""
+        """Return everything that `restore` needs to continue from the end of a round."""
 
     def restore(self, state: State) -> None:
         """Restore what `state` returned."""
 
 
-LEAST = 6  # works that are done together, where that rounds otherwise than each alone; fewer are as fast alone
+LEAST = 6  # works done together if that changes their rounding; fewer are as fast alone
 
 
 class Work(Protocol):
-    """A part of an answer that may be computed together with the same part of other silos' answers.
-
-    key: equal keys mean the same function, of inputs of shapes that go together; None for work that is done alone.
-    least: from so many works on one call is faster.
-    """
+    """A part of an answer that may be computed together with the same part of other silos' answers."""
 
     @property
     def key(self) -> Hashable | None:
-        """What must be equal for works to be done together."""
+        """Equal keys mean the same function of inputs with matching shapes; None means that the work is done alone."""
 
     @property
     def least(self) -> int:
-        """How many works it takes, a constant."""
+        """The number of works from which one call is faster, a constant."""
 
     def alone(self) -> Any:
         """Return the result."""
 
     def together(self, works: Sequence[Any]) -> Sequence[Any]:
-        """Return the results of works with this key, in their order, this one among them: up to rounding as `alone`.
+        """Return the results of works with this key, this one included, in order; equal to `alone` up to rounding.
 
-        Raises whatever it likes where one of them fails; each is then done alone.
+        It may raise anything if one of them fails; each is then done alone.
         """
 
 
 Answering = Generator[Work, Any, Message]
-"""A generator of one answer: it yields work, receives its result, and returns the message. No phase is open and no
-generator of randomness is set while it waits, as other silos go on meanwhile."""
+"""A generator of one answer: it yields work, receives its result, and returns the message. While it waits, no phase is
+open and no random generator is set, because other silos continue meanwhile.
+"""
 
 
 class InSteps:
-    """Makes a client's `answer` of a method that is such a generator.
+    """Turns a method that is such a generator into a client's `answer`.
 
-    Its caller gets the answer, with all work done alone. An engine may take its `steps` instead, and another function
-    in the place of `answer` replaces both.
+    A plain call returns the answer, with all work done alone. An engine may use `steps` instead. A function assigned to
+    `answer` replaces both.
     """
 
     def __init__(self, steps: Callable[..., Answering]) -> None:
@@ -250,7 +254,7 @@ class InSteps:
 
 
 def answering(client: Client, message: Message) -> Answering:
-    """Return a client's answer in steps; it is `Spent` where it has helped to open another sum of the round."""
+    """Return a client's answer in steps; it is `Spent` if the client has helped to open another sum of the round."""
     answer = client.answer
     try:
         return (yield from answer.steps(message)) if isinstance(answer, InSteps) else answer(message)
@@ -259,16 +263,16 @@ def answering(client: Client, message: Message) -> Answering:
 
 
 def after_alone(steps: Answering, work: Work) -> Work:
-    """Do work alone, go on with its result, and return the next. Raises StopIteration with the answer, and errors."""
+    """Do work alone, continue with its result, and return the next. Raises errors, and StopIteration at the answer."""
     try:
         result = work.alone()
-    except Exception as error:  # noqa: BLE001  # it is the client's own: raised there, where the work was yielded
+    except Exception as error:  # noqa: BLE001  # the client's own error, raised where it yielded the work
         return steps.throw(error)
     return steps.send(result)
 
 
 def alone(steps: Answering) -> Message:
-    """Return an answer all of whose work is done alone. Raises as the client does."""
+    """Return an answer with all its work done alone. Raises as the client does."""
     try:
         work = next(steps)
         while True:
@@ -279,10 +283,10 @@ def alone(steps: Answering) -> Message:
 
 
 def answered(client: Client, message: Message) -> Message:
-    """Return a client's answer, `Spent` where it has helped to open another sum of the round. Raises as it does."""
+    """Return a client's answer, `Spent` if it helped to open another sum of the round. Raises as the client does."""
     return alone(answering(client, message))
 
 
 def unexpected(role: str, message: Message) -> MisuseError:
-    """Return the error of a role that was sent a message it has no answer to."""
+    """Return the error of a role that received a message without an answer to it."""
     return MisuseError(f"{role} has no answer to `{message.TAG}`; is it another protocol's message?")

@@ -1,15 +1,15 @@
 """The base of a settings section: frozen, validated once, its keys with dashes in a file and underscores in Python.
 
-A rule is a condition, and a sentence whose keys are data, written as its reader knows them. A field of a sentence names
-a key, and its format says what is shown of it:
+A rule is a condition and a sentence. The sentence's keys are data, because a file and Python spell them differently. A
+field of a sentence names a key, and its format selects what is shown:
 
     {engine.edge}             the key: `[engine] edge` in a file, `Engine(edge=..)` in Python
     {engine.edge:=}           with its value: `[engine] edge = ["north"]`
     {engine.name:="flare"}    with another value
     {engine.edge:v}           the value alone
 
-In a rule of one section a key has no section before it: `{edge}`. A sentence names a section once, at its first key.
-Needs pydantic, so no role of an inference-only process imports it.
+In a rule of one section the key stands without the section: `{edge}`. A sentence names a section once, at its first
+key. The module needs pydantic, so no role of an inference-only process imports it.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 @dataclass(frozen=True)
 class Spelled:
-    """Which values a key takes, in words for the reference of keys, where its type does not say it."""
+    """The values that a key accepts, in words for the reference of keys, if its type is not enough."""
 
     values: str
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What a key's number counts or measures, for the reference of keys."""
+    """The unit of a key's number, for the reference of keys."""
 
     name: str
 
@@ -62,13 +62,13 @@ Device = Annotated[str, AfterValidator(_device), Spelled('`"cpu"`, `"cuda"` or `
 
 
 def kebab(name: str) -> str:
-    """Return a field's name as it stands in a run file."""
+    """Return a field's name in a run file."""
     return name.replace("_", "-")
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Who sets a key where silos are on machines of their own; a key without a mark is a shared setting."""
+    """Who sets a key if silos are on machines of their own; a key without a mark is a shared setting."""
 
     owner: str
 
@@ -78,14 +78,14 @@ SITE = Mark("site")
 
 
 def mark_of(known: FieldInfo) -> Mark | None:
-    """Return the mark of a field, or None for one that is shared."""
+    """Return the mark of a field, or None for a shared one."""
     return next((mark for mark in known.metadata if isinstance(mark, Mark)), None)
 
 
 def _owners(kind: type[BaseModel], key: str) -> list[str]:
-    """Return the classes that have a key which a section has not, among those that are loaded and share its base.
+    """Return the classes that have a key which this section lacks, among loaded classes with the same base.
 
-    Protocols that stand beside each other are loaded together; the sections of a run file share no base.
+    Protocols are loaded together; the sections of a run file share no base.
     """
     owners, waiting = list[str](), list[type[BaseModel]]([kind.__mro__[kind.__mro__.index(Section) - 1]])
     while waiting:
@@ -97,7 +97,7 @@ def _owners(kind: type[BaseModel], key: str) -> list[str]:
 
 
 def _kinds(annotation: object) -> list[object]:
-    """Return the types that a key's annotation names, one or the alternatives of a union."""
+    """Return the types in a key's annotation: one, or the alternatives of a union."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _kinds(parts[0])
@@ -105,7 +105,7 @@ def _kinds(annotation: object) -> list[object]:
 
 
 def section_within(kind: type[BaseModel], key: object) -> type[BaseModel] | None:
-    """Return the class of a section that a key of another holds, one or a list of them; None for any other key."""
+    """Return the class of a section, or of a list of sections, that a key of another holds; None for any other key."""
     known = kind.model_fields.get(str(key).replace("-", "_"))
     kinds = [] if known is None else _kinds(known.annotation)
     inner = [part for member in kinds for part in (get_args(member) if get_origin(member) is tuple else (member,))]
@@ -113,7 +113,7 @@ def section_within(kind: type[BaseModel], key: object) -> type[BaseModel] | None
 
 
 def _refuse_python_alone(kind: type[BaseModel], settings: Mapping[str, object]) -> None:
-    """Refuse what pydantic takes from Python alone: true and false for 1 and 0, and a set for a list, in any order."""
+    """Refuse values that pydantic accepts from Python alone: booleans for 1 and 0, and a set for a list."""
     if unordered := next((name for name, value in settings.items() if isinstance(value, set | frozenset)), ""):
         raise ParameterError(f"{kind.__name__}: {unordered}: expected a list, whose order counts; got a set")
     for name in (name for name, value in settings.items() if isinstance(value, bool) and name in kind.model_fields):
@@ -124,7 +124,7 @@ def _refuse_python_alone(kind: type[BaseModel], settings: Mapping[str, object]) 
 
 
 def _asks_for_keywords(kind: type[BaseModel], value: object) -> str:
-    """Say that settings are given by keyword; the example is of the first key that may be such a word or number."""
+    """Return the sentence that settings are keywords; its example is the first key that accepts the value."""
     known, own = kind.model_fields, kind.__name__
 
     def may_be(info: FieldInfo) -> bool:
@@ -141,10 +141,10 @@ ARGUMENTS = ("Run", "Data")  # sections whose keys are keywords of `Federation`
 
 @dataclass(frozen=True)
 class SettingRule:
-    """What must hold, of one section or between sections.
+    """A rule on one section or between sections.
 
-    broken: true where it does not hold, or further values that the sentence has fields for. sentence: what is wrong,
-    what was expected, and what to do; its fields are the keys that the rule is about.
+    broken: returns true if the rule is broken, or further values for the sentence's fields. sentence: what is wrong,
+    what was expected, and what to do; its fields are the keys of the rule.
     """
 
     broken: Callable[[Any], object]
@@ -153,7 +153,7 @@ class SettingRule:
 
 @dataclass(frozen=True)
 class SettingKey:
-    """A key as a reader is to be shown it. home: its section in a file. owner: its class. repeated: in one sentence."""
+    """A key to show. home: its section in a file. owner: its class. repeated: whether its section was named before."""
 
     home: str
     owner: str
@@ -162,18 +162,18 @@ class SettingKey:
 
 
 Reader = Callable[[SettingKey, str], str]
-"""Writes a key, with a value unless that is empty."""
+"""Writes a key, and its value unless that is empty."""
 
 
 def in_file(key: SettingKey, value: str) -> str:
-    """Write a key as a file has it: `[engine] edge = ["north"]`."""
+    """Write a key in a file's form: `[engine] edge = ["north"]`."""
     where = "" if key.repeated else f"[{key.home}] "
     return f"{where}{key.name.replace('_', '-')}{f' = {value}' if value else ''}"
 
 
 def in_python(key: SettingKey, value: str) -> str:
-    """Write a key as Python has it: a keyword of `Federation`, or `Engine(edge=["north"])`."""
-    if (key.home, key.name) == ("protocol", "name"):  # which its class stands for
+    """Write a key in Python's form: a keyword of `Federation`, or `Engine(edge=["north"])`."""
+    if (key.home, key.name) == ("protocol", "name"):  # the class replaces this key
         return f"protocol={key.owner}(..)"
     if key.owner in ARGUMENTS:
         return f"{key.name} = {value}" if value else key.name
@@ -183,9 +183,13 @@ def in_python(key: SettingKey, value: str) -> str:
 
 
 def check_rules(rules: Iterable[SettingRule], of: Any, reader: Reader, home: str = "") -> None:
-    """Raise `moretta.errors.ParameterError` for the first rule that does not hold.
+    """Raise `moretta.errors.ParameterError` for the first broken rule.
 
-    of: a section, or what has sections as attributes. home: the section's name in a file.
+    Args:
+        rules: In the order of the checks.
+        of: A section, or an object with sections as attributes.
+        reader: Writes keys in the sentence.
+        home: The section's name in a file.
     """
     for rule in rules:
         if breach := rule.broken(of):
@@ -200,14 +204,14 @@ class _Written(Formatter):
         self._of, self._reader, self._home, self._named = of, reader, home, set[str]()
 
     def get_field(self, field_name: str, args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, str]:
-        """Return a value that the rule has found, or a section and its key."""
+        """Return a value that the rule returned, or a section and its key."""
         home, _, name = field_name.rpartition(".")
         if field_name in kwargs:
             return kwargs[field_name], field_name
         return _Key(home.replace("_", "-") or self._home, getattr(self._of, home) if home else self._of, name), name
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        """Return a key as the reader knows it."""
+        """Return a key in the reader's form."""
         if not isinstance(value, _Key):
             return str(value)
         now = getattr(value.section, value.name)
@@ -228,10 +232,10 @@ class _Key(NamedTuple):
 
 
 class Section(BaseModel):
-    """A section of a run file, or the same settings given from Python.
+    """A section of a run file, or the same settings from Python.
 
-    RULES: what must hold between its keys. Raises `moretta.errors.ParameterError`, which names the key, for settings
-    from Python that cannot be.
+    RULES: the rules between its keys. Raises `moretta.errors.ParameterError`, naming the key, for impossible settings
+    from Python.
     """
 
     RULES: ClassVar[tuple[SettingRule, ...]] = ()
@@ -254,12 +258,12 @@ class Section(BaseModel):
                     raise ParameterError(f"{own}: {key} is a keyword of {others}, not of {own}; remove it") from None
                 raise ParameterError(first_error_in_python(kind, error)) from None
 
-        # A run file is read by `model_validate_json`, whose caller words mistakes as the file has them: not by this.
+        # This constructor is not for run files: `model_validate_json` reads those, and its caller writes their errors.
         __init__.__pydantic_base_init__ = True
         __init__.__signature__ = signature(lambda self, **settings: None)  # help() and the site show keywords alone
 
     def changed(self, *names: str) -> list[str]:
-        """Return which of these settings have another value than their default."""
+        """Return the settings among these whose value differs from their default."""
         return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
 
     @model_validator(mode="after")

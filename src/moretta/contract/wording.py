@@ -1,4 +1,4 @@
-"""How error sentences show wrong words, values and arguments; and below which number counts are not shown."""
+"""How error sentences show wrong words, values and arguments; and the number below which counts are withheld."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ _EXPECTED: Mapping[str, str] = {
 }
 
 
-LARGE_TARGETS = "a new run with standardise-targets, where targets are large numbers"  # what helps one that diverged
-LEAST_SHOWN = 5  # where nobody says otherwise (`moretta.data.look`)
+LARGE_TARGETS = "a new run with standardise-targets, where targets are large numbers"  # advice if a run diverged
+LEAST_SHOWN = 5  # the default (`moretta.data.look`)
 
 
 def shown(value: object) -> str:
-    """Return a value as it stands in a run file, cut to a readable length."""
+    """Return a value in a run file's form, cut to a readable length."""
     match value:
         case bool():
             return str(value).lower()
@@ -56,7 +56,7 @@ def shown(value: object) -> str:
         case list() | tuple():
             text = "[" + ", ".join(map(shown, value[:9])) + (", ...]" if len(value) > 9 else "]")
         case int() if not -(2**63) <= value < 2**63:
-            return "a number of more than 64 bits"  # Python refuses to print the very longest ones
+            return "a number of more than 64 bits"  # Python refuses to print the longest ones
         case _:
             text = str(value)
     return text if len(text) <= 60 else text[:56] + " ..."
@@ -69,12 +69,12 @@ def kind_of(value: object) -> str:
 
 
 def either(choices: Iterable[str]) -> str:
-    """Return choices as a sentence lists them: a, b or c."""
+    """Return choices as a list in a sentence: a, b or c."""
     return _listed(choices, "or")
 
 
 def enumerated(names: Iterable[str]) -> str:
-    """Return names as a sentence has them: a, b and c."""
+    """Return names as a list in a sentence: a, b and c."""
     return _listed(names, "and")
 
 
@@ -84,12 +84,12 @@ def _listed(words: Iterable[str], joint: str) -> str:
 
 
 def first_of(words: Sequence[str], most: int, between: str = ", ") -> str:
-    """Return the first words, and how many more there are."""
+    """Return the first words, and the number of the others."""
     return between.join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
 def unfit(value: object) -> str | None:
-    """Say what a run file expects in the place of a value that TOML can write and no key can take, or None."""
+    """Return what a run file expects instead of a value that TOML can write and no key accepts, or None."""
     match value:
         case list() | tuple():
             return next((reason for reason in map(unfit, value) if reason), None)
@@ -105,7 +105,7 @@ def unfit(value: object) -> str | None:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that `word` most resembles, or whose initials it is, if any.
+    """Return the known word that `word` most resembles, or whose initials it is; None without a single such word.
 
     >>> nearest("lr", ["momentum", "learning-rate"])
     'learning-rate'
@@ -121,7 +121,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence about an unknown word: the nearest known one, if any is near, and all of them.
+    """Return the end of a sentence about an unknown word: the nearest known word, if one is near, and all known ones.
 
     >>> did_you_mean("dirichet", ["iid", "dirichlet"])
     'did you mean "dirichlet"? Known: dirichlet, iid'
@@ -132,13 +132,13 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def check_choice(key: str, value: str, known: Sequence[str]) -> None:
-    """Raise ParameterError, naming the key and the nearest choice, unless the value is among the known ones."""
+    """Raise ParameterError, naming the key and the nearest choice, unless the value is a known one."""
     if value not in known:
         raise ParameterError(f'{key} = "{value}" is unknown; {did_you_mean(value, known)}')
 
 
 def wrong_choice(section: str, key: str, value: object, choices: Iterable[str]) -> str:
-    """Say that a key takes one of a few values and got another one."""
+    """Return the sentence for a key with a value outside its choices."""
     return f"[{section}] {key}: {_not_among(value, list(choices))}"
 
 
@@ -150,15 +150,19 @@ def _not_among(value: object, choices: Sequence[str]) -> str:
 
 
 def first_error(section: str, error: ValidationError, kind: type[BaseModel], skip: int = 0) -> str:
-    """Return the sentence for the first thing that pydantic found wrong in a section of a run file.
+    """Return the sentence for the first error that pydantic reports in a section of a run file.
 
-    kind: its class. skip: how many parts of the error's place lead to the section.
+    Args:
+        section: The section's name.
+        error: Pydantic's error.
+        kind: The section's class.
+        skip: The number of parts of the error's place that lead to the section.
     """
     return _sentence(f"[{section}] ", error, kind, lambda key: key, skip)
 
 
 def first_error_in_python(kind: type[BaseModel], error: ValidationError) -> str:
-    """Return the same for settings given from Python, whose keys have underscores."""
+    """Return the same for settings from Python, whose keys have underscores."""
     fault = error.errors(include_url=False)[0]
     if fault["type"] == "extra_forbidden":
         return f"{kind.__name__}: {unknown_word(str(fault['loc'][0]), list(kind.model_fields))}"
@@ -166,13 +170,13 @@ def first_error_in_python(kind: type[BaseModel], error: ValidationError) -> str:
 
 
 def words_of(annotation: object) -> list[object]:
-    """Return the words and numbers that a key may be, of a literal anywhere in its type."""
+    """Return the words and numbers that a key accepts, by a literal anywhere in its type."""
     parts = get_args(annotation)
     return list(parts) if get_origin(annotation) is Literal else [word for part in parts for word in words_of(part)]
 
 
 def unknown_word(word: str, known: Sequence[str]) -> str:
-    """Say of a keyword that it is not known, and what was probably meant."""
+    """Return the sentence for an unknown keyword, with the probable one."""
     close = nearest(word, [name.replace("_", "-") for name in known])
     hint = f"did you mean {close.replace('-', '_')}?" if close else f"known are {', '.join(known)}"
     return f"{word} is not known; {hint}"
@@ -202,7 +206,7 @@ def _sentence(
 
 
 def unknown_section(name: str, value: object, sections: Mapping[str, Iterable[str]]) -> str:
-    """Say that the top of the file has a section or a bare key that is not known."""
+    """Return the sentence for an unknown section, or for a key before any section."""
     if not isinstance(value, dict):
         home = next((section for section, keys in sections.items() if name in keys), None)
         hint = f"put it under [{home}]" if home else f"put it under one of {_headers(sections)}"
@@ -216,10 +220,14 @@ def unknown_section(name: str, value: object, sections: Mapping[str, Iterable[st
 def unknown_key(
     section: str, key: str, sections: Mapping[str, Iterable[str]], protocols: Container[str], protocol: str = ""
 ) -> str:
-    """Say that a section has no such key, and what was probably meant.
+    """Return the sentence for an unknown key of a section, with the probable one.
 
-    sections: the known keys of each section and, beside them, of each protocol by its name.
-    protocols: their names. protocol: the name of the run's protocol if the section is [protocol].
+    Args:
+        section: The section's name in the file.
+        key: The unknown key.
+        sections: The known keys by section, and by the name of each protocol.
+        protocols: The names of the protocols.
+        protocol: The name of the run's protocol if the section is [protocol], else empty.
     """
     mine = list(sections[protocol or section])
     if protocol:
@@ -242,9 +250,9 @@ Called = TypeVar("Called", bound=Callable[..., Any])
 
 
 def names_keywords(elsewhere: Mapping[str, str] | None = None) -> Callable[[Called], Called]:
-    """Return a decorator: a function, or a class, refuses an unknown keyword with the nearest known one.
+    """Return a decorator by which a function or class refuses an unknown keyword and names the nearest known one.
 
-    elsewhere: keywords that belong somewhere else, and where. Python's own TypeError says neither.
+    elsewhere: keywords of another place, with that place. Python's own TypeError has neither.
     """
 
     def decorate(called: Called) -> Called:
@@ -265,7 +273,7 @@ def names_keywords(elsewhere: Mapping[str, str] | None = None) -> Callable[[Call
 
         if not isinstance(called, type):
             return refusing  # type: ignore[return-value]
-        setattr(called, "__init__", refusing)  # noqa: B010  # mypy takes an assignment for a mistake
+        setattr(called, "__init__", refusing)  # noqa: B010  # mypy rejects an assignment
         return called
 
     return decorate
@@ -283,7 +291,7 @@ _OF_OPTIONS = {
 
 @contextmanager
 def says_keywords() -> Iterator[None]:
-    """Name Python's keywords where an error names the shell's options: anyone who raises it serves both."""
+    """Replace the shell's options by Python's keywords in an error's sentence: both interfaces share the checks."""
     try:
         yield
     except MorettaError as error:
@@ -294,7 +302,7 @@ def says_keywords() -> Iterator[None]:
 
 
 def path_of(value: object, expected: str) -> Path:
-    """Return a path. expected: begins the sentence of the `moretta.errors.ParameterError` for anything else."""
+    """Return a path. expected: the beginning of the `moretta.errors.ParameterError` for anything else."""
     if not isinstance(value, str | os.PathLike):
         raise ParameterError(f"{expected}; got {kind_of(value)}")
     return Path(value)

@@ -1,7 +1,9 @@
-"""The papers' architectures, each small, traceable by torch.fx, and ending in an `nn.Linear` that gives the outputs.
+"""The papers' architectures, each small, traceable by torch.fx, and with an `nn.Linear` as its last layer.
 
-`norm` is "group", "batch", "frozen-batch" or "none" (`moretta.models.layers.Norm`), `activation` "hardswish", "relu"
-or "selu". All raise `moretta.errors.ParameterError` for samples and arguments outside what they document.
+`inputs` is the shape of a sample, [channels, height, width] of images, and `outputs` the number of outputs. `norm` is
+"group", "batch", "frozen-batch" or "none" (`moretta.models.layers.Norm`); `activation` is "hardswish", "relu" or
+"selu". `start` draws the first weights (`moretta.models.layers.started`). All functions raise
+`moretta.errors.ParameterError` for samples and arguments outside their documented range.
 """
 
 import math
@@ -34,7 +36,7 @@ from moretta.models.layers import (
     started,
 )
 
-MOST_LAYERS = 10_000  # more tensors than any model may have; a folder of somebody else's may ask for any number
+MOST_LAYERS = 10_000  # more than any model may have; another's folder may request any number
 
 
 def mlp(
@@ -47,11 +49,16 @@ def mlp(
     bias: bool = True,
     output_bias: bool | None = None,
 ) -> nn.Sequential:
-    """float32[n, *inputs] -> float32[n, outputs]; samples of more than one axis are flattened first.
+    """Return a multilayer perceptron: float32[n, *inputs] -> float32[n, outputs].
 
-    `hidden` are the widths of the hidden layers, [32, 32] unless given. `layers` and `width` (64) are the papers' way:
-    MLP-n has n weight layers, so n - 1 hidden ones. `bias` is of all layers, `output_bias` of the last, as the others
-    unless given. An empty `hidden`, or one layer, is a linear model.
+    Samples of more than one axis are flattened first. An empty `hidden`, or one layer, is a linear model.
+
+    Args:
+        hidden: The widths of the hidden layers; [32, 32] by default.
+        layers: The papers' form instead: MLP-n has n weight layers, so n - 1 hidden ones.
+        width: Of those hidden layers; 64 by default.
+        bias: Whether layers have biases.
+        output_bias: Whether the last layer has one; None follows `bias`.
     """
     if hidden is not None and (layers is not None or width is not None):
         raise ParameterError("model: give either hidden, or layers and width, not both")
@@ -73,14 +80,14 @@ def mlp(
 
 
 class Embedded(nn.Module):
-    """float[n, inputs] -> float[n, joined]: each category by a linear map of its columns, what is between as it is.
+    """Embed categories: float[n, inputs] -> float[n, joined]; columns between categories stay as they are.
 
-    A category's columns are zeros and ones, so the map looks up a vector for each word: an embedding. As a linear layer
-    it has free scales under PBPFL, and it takes columns that are standardised.
+    A category's columns are zeros and ones, so a linear map of them looks up a vector for each word: an embedding.
+    Because it is a linear layer, it has free scales under PBPFL, and it accepts standardised columns.
     """
 
     def __init__(self, stretches: Sequence[tuple[int, bool]], most: int) -> None:
-        """Take how many columns each stretch has, and whether they are of a category."""
+        """Take stretches of columns: each one's size, and whether it is a category. most: numbers of an embedding."""
         super().__init__()
         self.sizes, self.parts, self.joined = [size for size, _ in stretches], nn.ModuleList(), 0
         for size, is_category in stretches:
@@ -102,10 +109,12 @@ def embeddings(
     most: int = 16,
     hidden: Sequence[int] | None = None,
 ) -> nn.Sequential:
-    """An `mlp` behind an embedding for each category of a table: float32[n, columns] -> float32[n, outputs].
+    """Return an `mlp` behind an embedding for each category of a table: float32[n, columns] -> float32[n, outputs].
 
-    `categories` has the first column of each and how many it has; of a run with a schema they follow from that. k
-    columns become k // 2 + 1 numbers, `most` at most. `hidden` are the widths of the mlp's hidden layers.
+    Args:
+        categories: The first column and the number of columns of each category; a run with a schema sets them.
+        most: The most numbers of an embedding: k columns become k // 2 + 1 numbers, at most this many.
+        hidden: The widths of the mlp's hidden layers.
     """
     try:
         pairs = [(index(first), index(count)) for first, count in categories]
@@ -126,7 +135,7 @@ def embeddings(
 
 
 def _blocks(depth: object, besides: int, model: str, examples: str) -> int:
-    """Return n of a depth of 6n + `besides` layers."""
+    """Return n for a depth of 6n + `besides` layers."""
     blocks, odd = divmod(positive(depth, "depth") - besides, 6)
     if odd or blocks < 1:
         raise ParameterError(f"model: depth of {model} is 6n + {besides}, such as {examples}, got {depth}")
@@ -150,16 +159,24 @@ def lenet(
     hidden: int = 84,
     bias: bool | None = None,
 ) -> nn.Sequential:
-    """LeNet (LeCun et al. 1998) as BAFFLE takes it, its shallow model: float32[n, channels, h, w] -> [n, outputs].
+    """Return LeNet in BAFFLE's form, its shallow model: float32[n, channels, h, w] -> float32[n, outputs].
 
-    A flat `nn.Sequential` of PyTorch's own layers, so that code may walk it layer by layer instead of calling it. It
-    has 5x5 convolutions to `channels`, each with normalisation, activation and a mean, or maximum, over 2x2 positions,
-    then `hidden` units: 25,032 parameters for MNIST. With `hidden` 0 the mean over all positions is in the place of the
-    second pooling and of the hidden layer. `padding` keeps height and width in convolutions; without it images need 16
-    x 16 pixels or more, with it 4 x 4. `bias` says whether convolutions have biases; None: where no normalisation
-    follows. BAFFLE's authors' code has another one under this name: `channels` 16 and 64 (32 and 128 for CIFAR-100),
-    `padding`, `pool` "max", `hidden` 0, `bias`, and `norm` "none", or "group" with `group_size` 16 and `affine` false:
-    26,730 parameters for MNIST.
+    It is a flat `nn.Sequential` of PyTorch's own layers, so that code can walk through it layer by layer. It has 5x5
+    convolutions to `channels`, each with normalisation, activation and pooling over 2x2 positions, then `hidden` units:
+    25,032 parameters for MNIST. Images need 16 x 16 pixels or more, with `padding` 4 x 4.
+
+    BAFFLE's authors' code has another model under this name: `channels` 16 and 64 (32 and 128 for CIFAR-100),
+    `padding`, `pool` "max", `hidden` 0, `bias`, and `norm` "none", or "group" with `group_size` 16 and `affine` false.
+    It has 26,730 parameters for MNIST.
+
+    Args:
+        channels: Of each convolution.
+        padding: Keep height and width in convolutions.
+        pool: "mean" or "max", over 2x2 positions.
+        hidden: Units of the hidden layer. With 0, the mean over all positions replaces it and the second pooling.
+        bias: Whether convolutions have biases; None: only without normalisation.
+
+    Source: LeCun, Bottou, Bengio, Haffner, "Gradient-Based Learning Applied to Document Recognition", 1998.
     """
     before, pad = image(inputs, "lenet"), 2 if flag(padding, "padding") else 0
     normed = norm_of(norm, NORMS, group_size, affine)
@@ -173,7 +190,7 @@ def lenet(
     parts: list[nn.Module] = []
     sides = list(inputs[1:])
     for own in (positive(each, "each of channels") for each in channels):
-        # by default the mean, as in 1998: a maximum would have kinks, which finite differences step over
+        # the mean by default, as in 1998: a maximum has kinks, which finite differences step over
         parts += [nn.Conv2d(before, own, 5, padding=pad, bias=biased), *activated(normed, activation, own), pooled(2)]
         before, sides = own, [(side - 4 + 2 * pad) // 2 for side in sides]
     if at_least(0, hidden, "hidden") == 0:
@@ -186,7 +203,7 @@ SHORTCUTS = ("A", "B", "concat")
 
 
 class PadChannels(nn.Module):
-    """float[n, c, h, w] -> float[n, c + more, h, w], the new channels zero."""
+    """Append channels of zeros: float[n, c, h, w] -> float[n, c + more, h, w]."""
 
     def __init__(self, more: int) -> None:
         super().__init__()
@@ -198,13 +215,11 @@ class PadChannels(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut around them.
+    """Two 3x3 convolutions and a shortcut around them. `joined` is the number of output channels.
 
-    `joined` counts the channels that come out.
-
-        A        out = relu(f(x) + x), where the shape changes x is subsampled and its new channels are zero
-        B        out = relu(f(x) + x), where the shape changes x goes through a 1x1 convolution and normalisation
-        concat   out = [relu(f(x)); x], along the channels: what both PBPFL papers' texts use in place of addition
+        A        out = relu(f(x) + x); if the shape changes, x is subsampled and its new channels are zero
+        B        out = relu(f(x) + x); if the shape changes, x passes a 1x1 convolution and normalisation
+        concat   out = [relu(f(x)); x], along the channels: both PBPFL papers' texts have it instead of addition
                  (`practical.md`, III-A2: a layer's input is the concatenation of all outputs connected with it)
     """
 
@@ -223,7 +238,7 @@ class ResidualBlock(nn.Module):
         self.relu = nn.ReLU()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """float[n, channels, h, w] -> float[n, joined, h / stride, w / stride]."""
+        """Map float[n, channels, h, w] to float[n, joined, h / stride, w / stride]."""
         if self.concatenates:
             return torch.cat([self.relu(self.body(x)), self.shortcut(x)], dim=1)
         out: torch.Tensor = self.relu(self.body(x) + self.shortcut(x))
@@ -231,7 +246,7 @@ class ResidualBlock(nn.Module):
 
 
 def _shortcut(channels: int, own: int, stride: int, shortcut: str, norm: Norm, bias: bool) -> nn.Module:
-    # max pooling over single positions is subsampling, in an operation that every tracer knows
+    # max pooling over single positions subsamples by an operation that every tracer knows
     subsample: list[nn.Module] = [nn.MaxPool2d(1, stride)] if stride > 1 else []
     if shortcut == "concat" or (channels == own and stride == 1):
         return nn.Sequential(*subsample)
@@ -251,15 +266,23 @@ def resnet(
     bias: bool | None = None,
     start: str = "he-fan-out",
 ) -> nn.Sequential:
-    """ResNet for small images (He et al. 2016, section 4.2): float32[n, channels, height, width] -> [n, outputs].
+    """Return a ResNet for small images: float32[n, channels, height, width] -> float32[n, outputs].
 
-    `depth` is 6n + 2 (20, 32, 56): a first convolution, three stages of n blocks of two convolutions with 1, 2 and 4
-    times `width` channels, then the mean over positions and a linear layer. The first block of stages two and three has
-    stride 2. With `shortcut` "concat" the channels grow by a block's own each time: width (1 + 7n) at the end. `bias`
-    says whether convolutions and the last layer have biases; None: the last layer, and convolutions that no
-    normalisation follows. `start` draws the first weights (`moretta.models.layers.started`). The PBPFL papers' released
-    code differs from their texts: its networks have shortcut B, no normalisation, no biases and He's normal start,
-    270,704 numbers at depth 20 with 7 outputs.
+    It has a first convolution, three stages of n blocks of two convolutions with 1, 2 and 4 times `width` channels,
+    then the mean over positions and a linear layer. The first block of stages two and three has stride 2. With
+    `shortcut` "concat" each block adds its own channels: width (1 + 7n) at the end.
+
+    The released code of the PBPFL papers differs from their texts: shortcut B, no normalisation, no biases and He's
+    normal start. At depth 20 with 7 outputs it has 270,704 numbers.
+
+    Args:
+        depth: 6n + 2, such as 20, 32, 56.
+        shortcut: "A", "B" or "concat" (`ResidualBlock`).
+        width: Channels of the first stage.
+        bias: Whether convolutions and the last layer have biases; None: the last layer, and convolutions without
+            normalisation.
+
+    Source: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", 2016, section 4.2.
     """
     channels = image(inputs, "resnet")
     shortcut, normed = one_of(shortcut, "shortcut", SHORTCUTS), norm_of(norm, NORMS)
@@ -279,7 +302,7 @@ def resnet(
 
 
 class Dense(nn.Module):
-    """float[n, channels, h, w] -> float[n, channels + growth, h, w]: x and what two convolutions make of it."""
+    """Append `growth` channels by two convolutions: float[n, channels, h, w] -> float[n, channels + growth, h, w]."""
 
     def __init__(self, channels: int, growth: int, norm: Norm) -> None:
         super().__init__()
@@ -294,7 +317,7 @@ class Dense(nn.Module):
 
 
 def _before(channels: int, outputs: int, kernel: int, norm: Norm) -> list[nn.Module]:
-    """Normalisation, ReLU, convolution: the order of DenseNet."""
+    """Return normalisation, ReLU and convolution, in DenseNet's order."""
     return [
         normalisation(norm, channels),
         nn.ReLU(),
@@ -305,11 +328,17 @@ def _before(channels: int, outputs: int, kernel: int, norm: Norm) -> list[nn.Mod
 def densenet(
     inputs: tuple[int, ...], outputs: int, *, depth: int = 40, growth: int = 12, norm: str = "batch"
 ) -> nn.Sequential:
-    """DenseNet-BC for small images (Huang et al. 2017): float32[n, channels, height, width] -> [n, outputs].
+    """Return a DenseNet-BC for small images: float32[n, channels, height, width] -> float32[n, outputs].
 
-    Every layer sees all earlier ones of its block, concatenated. `depth` is 6n + 4 (22, 40, 100): a first convolution
-    to 2 `growth` channels, three blocks of n layers (1x1 convolution to 4 `growth` channels, 3x3 to `growth`). Between
+    Every layer receives the outputs of all earlier ones of its block, concatenated. There are a first convolution to 2
+    `growth` channels, and three blocks of n layers (1x1 convolution to 4 `growth` channels, 3x3 to `growth`). Between
     blocks are a 1x1 convolution to half the channels and a mean over 2x2 positions. Height and width must be 4 or more.
+
+    Args:
+        depth: 6n + 4, such as 22, 40, 100.
+        growth: Channels that each layer adds.
+
+    Source: Huang, Liu, van der Maaten, Weinberger, "Densely Connected Convolutional Networks", 2017.
     """
     channels = image(inputs, "densenet")
     normed, growth = norm_of(norm, NORMS), positive(growth, "growth")
@@ -330,9 +359,9 @@ def densenet(
 
 
 class WideBlock(nn.Module):
-    """float[n, channels, h, w] -> float[n, own, h / stride, w / stride]: two convolutions and a shortcut.
+    """Two convolutions and a shortcut: float[n, channels, h, w] -> float[n, own, h / stride, w / stride].
 
-    out = f(a) + x, and f(a) + 1x1 convolution of a where the shape changes, a = activation(normalisation(x))
+    out = f(a) + x, or f(a) + 1x1 convolution of a if the shape changes, where a = activation(normalisation(x)).
     """
 
     def __init__(self, channels: int, own: int, stride: int, norm: Norm, activation: str) -> None:
@@ -365,14 +394,21 @@ def wrn(
     stem_bias: bool = False,
     start: str = "he-fan-out",
 ) -> nn.Sequential:
-    """WideResNet for small images (Zagoruyko and Komodakis 2016): float32[n, channels, height, width] -> [n, outputs].
+    """Return a WideResNet for small images: float32[n, channels, height, width] -> float32[n, outputs].
 
-    Few blocks, wide, normalised and activated before. `depth` is 6n + 4 (10, 16, 28): a first convolution to 16
-    channels, three stages of n blocks with 16, 32, 64 times `width` channels, then normalisation, activation, the mean
-    over positions and a linear layer. The first block of stages two and three has stride 2. BAFFLE's light model is
-    WRN-10-2, of 0.3 million parameters. `stem_bias` gives the first convolution a bias; `start` draws the first weights
-    (`moretta.models.layers.started`). BAFFLE's authors have `group_size` 16, `affine` false, `stem_bias` true and
-    `start` "he-uniform": 302,794 parameters for CIFAR-10.
+    Its blocks are few and wide, with normalisation and activation before each convolution. It has a first convolution
+    to 16 channels, three stages of n blocks with 16, 32, 64 times `width` channels, then normalisation, activation, the
+    mean over positions and a linear layer. The first block of stages two and three has stride 2.
+
+    BAFFLE's light model is WRN-10-2, of 0.3 million parameters. BAFFLE's authors set `group_size` 16, `affine` false,
+    `stem_bias` true and `start` "he-uniform": 302,794 parameters for CIFAR-10.
+
+    Args:
+        depth: 6n + 4, such as 10, 16, 28.
+        width: The factor of the channels.
+        stem_bias: Whether the first convolution has a bias.
+
+    Source: Zagoruyko, Komodakis, "Wide Residual Networks", 2016.
     """
     channels = image(inputs, "wrn")
     normed = norm_of(norm, NORMS, group_size, affine)
@@ -395,7 +431,7 @@ STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3,
 
 
 class InvertedResidual(nn.Module):
-    """float[n, channels, h, w] -> float[n, own, h / stride, w / stride], no activation at its end."""
+    """An inverted residual with a linear end: float[n, channels, h, w] -> float[n, own, h / stride, w / stride]."""
 
     def __init__(self, channels: int, own: int, stride: int, expansion: int, norm: Norm, activation: str) -> None:
         super().__init__()
@@ -410,7 +446,7 @@ class InvertedResidual(nn.Module):
         self.adds = stride == 1 and channels == own
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Add x where the shape allows."""
+        """Add x if the shape allows it."""
         out: torch.Tensor = self.conv(x)
         return x + out if self.adds else out
 
@@ -423,7 +459,7 @@ def _after(
 
 
 def _divisible(channels: float) -> int:
-    """The nearest multiple of 8, from 8 on, that is not over a tenth too small: the authors' rounding."""
+    """Return the nearest multiple of 8, at least 8, that is at most a tenth too small: the authors' rounding."""
     nearest = max(8, int(channels + 4) // 8 * 8)
     return nearest + 8 if nearest < 0.9 * channels else nearest
 
@@ -431,12 +467,18 @@ def _divisible(channels: float) -> int:
 def mobilenet(
     inputs: tuple[int, ...], outputs: int, *, width: float = 1.0, norm: str = "group", activation: str = "hardswish"
 ) -> nn.Sequential:
-    """MobileNetV2 (Sandler et al. 2018): float32[n, channels, height, width] -> float32[n, outputs].
+    """Return MobileNetV2: float32[n, channels, height, width] -> float32[n, outputs].
 
-    Inverted residuals, which widen, filter each channel apart, and narrow linearly. The parameters have torchvision's
-    names and shapes, so that its ImageNet weights can be loaded. For images below 64 pixels in height or width, the
-    first convolution and the first stage of stride 2 have stride 1: 32 x 32 pixels end as 4 x 4 positions. `width`
-    multiplies the channels; `norm` is not "none", and `activation` stands in the place of ReLU6.
+    Inverted residuals widen the channels, filter each separately, and narrow them linearly. The parameters have
+    torchvision's names and shapes, so that its ImageNet weights can be loaded. For images below 64 pixels in height or
+    width, the first convolution and the first stage of stride 2 have stride 1: 32 x 32 pixels end as 4 x 4 positions.
+
+    Args:
+        width: The factor of the channels.
+        norm: Any but "none".
+        activation: Replaces ReLU6.
+
+    Source: Sandler, Howard, Zhu, Zhmoginov, Chen, "MobileNetV2", 2018, table 2.
     """
     channels = image(inputs, "mobilenet")
     normed, activation = norm_of(norm, NORMALISATIONS), one_of(activation, "activation", tuple(ACTIVATIONS))
@@ -458,7 +500,7 @@ def mobilenet(
             features=nn.Sequential(*parts),
             pool=nn.AdaptiveAvgPool2d(1),
             flatten=nn.Flatten(),
-            # in the place of torchvision's dropout, without which training and evaluation are the same
+            # replaces torchvision's dropout, so that training and evaluation are the same
             classifier=nn.Sequential(nn.Identity(), nn.Linear(last, outputs)),
         )
     )

@@ -1,10 +1,10 @@
-"""Models by their names, the settings `[model]`, and how any model is built and identified.
+"""Models by their names, the settings `[model]`, and the construction and identity of any model.
 
 A name is a built-in one, or code: `module:function` beside the run file, or
-`transformers:BertForSequenceClassification`, `monai:UNet` and `timm:NAME` of libraries. Any is called with the
-arguments of [model]. Known libraries need three things besides: where their models are, what would load weights or code
-from elsewhere, and transformers' configurations. Weights come from a folder on disk or from the seed, never from the
-net, and never by code that a folder or the net holds.
+`transformers:BertForSequenceClassification`, `monai:UNet` and `timm:NAME` of libraries. Each is called with the
+arguments of [model]. Known libraries need three things besides: the place of their models, arguments that would load
+weights or code from elsewhere, and transformers' configurations. Weights are read from a folder on disk or drawn from
+the seed. They are never downloaded, and never read by code that a folder or a server provides.
 """
 
 from __future__ import annotations
@@ -35,15 +35,17 @@ if TYPE_CHECKING:
 
 BUILT_IN = ("mlp", "embeddings", "resnet", "densenet", "lenet", "wrn", "mobilenet")
 
-TAKEN = ("source", "inputs", "outputs", "base", "seed", "layout", "agreed")  # by `build` itself
+TAKEN = ("source", "inputs", "outputs", "base", "seed", "layout", "agreed")  # arguments of `build` itself
 
 
 class Model(Section):
-    """The model: what builds it, and the keyword arguments that it is built with.
+    """The model: what builds it, and its keyword arguments.
 
-    source: a built-in name, "module:function" of a module beside the run file or installed, or "package:Class" of a
-    library. arguments: in a file these are the section's further keys, their dashes made underscores. One is not the
-    constructor's: `output`, which tensor of an object or a dictionary is trained (`moretta.models.hooks`).
+    Args:
+        source: a built-in name, "module:function" of a module beside the run file or installed, or "package:Class" of a
+            library.
+        arguments: in a file these are the section's further keys, with underscores for dashes. One is not the
+            constructor's: `output`, which tensor of an object or a dictionary is trained (`moretta.models.hooks`).
     """
 
     source: Words
@@ -62,7 +64,7 @@ class Model(Section):
 
 
 def of_schema(source: str, arguments: Mapping[str, Any], table: Schema | None) -> dict[str, Any]:
-    """Return a model's arguments with what follows from a schema: which columns of the inputs are of one category.
+    """Return a model's arguments, with those that follow from a schema: the input columns of each category.
 
     Raises `moretta.errors.ParameterError` for embeddings of rows without a schema.
     """
@@ -84,10 +86,10 @@ def _has_table(value: object) -> bool:
 def code_of(source: str, base: Path, agreed: Container[str]) -> bytes:
     """Return the content of a function's file; empty for a built-in model or a function not written in Python.
 
-    agreed: see `moretta.data.references.resolve`.
+    agreed: as in `moretta.data.references.resolve`.
     """
     if source not in BUILT_IN:
-        with suppress(TypeError, OSError):  # what Python code did not define has no file
+        with suppress(TypeError, OSError):  # only Python code has a file
             return Path(inspect.getfile(inspect.unwrap(function_of(source, base, agreed)))).read_bytes()
     return b""
 
@@ -95,7 +97,7 @@ def code_of(source: str, base: Path, agreed: Container[str]) -> bytes:
 def source_digest(
     source: str, arguments: Mapping[str, Any], base: Path = Path("."), agreed: Container[str] = ()
 ) -> str:
-    """Return SHA-256, in hex, of what a [model] section builds but for its weights: name, arguments and code."""
+    """Return the SHA-256, in hex, of a [model] section's name, arguments and code, without its weights."""
     named = json.dumps([source, dict(arguments)], sort_keys=True, default=str)
     return hashlib.sha256(named.encode() + b"\0" + code_of(source, base, agreed)).hexdigest()
 
@@ -111,15 +113,25 @@ def build(
     agreed: Container[str] = (),
     **arguments: Any,
 ) -> nn.Module:
-    """Build a model for samples of shape `inputs`, with `outputs` outputs.
+    """Build a model.
 
-    `source` is a built-in name, or `module:function`, looked for first in `base`, the run file's folder, and called
-    with `arguments` only, or `package:Class` of a library (`moretta.models.catalogue`). Dashes in argument names become
-    underscores. Initial weights depend on `seed` alone; torch's global generator is unchanged. layout: of samples of
-    several arrays, which the model takes by keyword, and packed (`moretta.models.hooks`). agreed: which functions
-    may be called (`moretta.data.references.resolve`).
-    Raises ParameterError, naming the nearest known word, for an unknown model or argument, or with the original error
-    for a function that fails or returns no module; MissingExtra without torch.
+    Initial weights depend on `seed` alone; torch's global generator is unchanged.
+
+    Args:
+        source: A built-in name; `module:function`, searched first in `base` and called with `arguments` only; or
+            `package:Class` of a library (`moretta.models.catalogue`).
+        inputs: The shape of a sample.
+        outputs: The number of outputs.
+        base: The run file's folder.
+        seed: Of the initial weights.
+        layout: For samples of several arrays, which the model takes by keyword, and packed (`moretta.models.hooks`).
+        agreed: The functions that may be called (`moretta.data.references.resolve`).
+        arguments: Of [model]; dashes in their names become underscores.
+
+    Raises:
+        ParameterError: The model or an argument is unknown (the error names the nearest known word), or the function
+            fails or returns no module.
+        MissingExtra: PyTorch is not installed.
     """
     try:
         import torch
@@ -128,7 +140,7 @@ def build(
         raise MissingExtra('models need PyTorch; run: pip install "moretta[torch]"') from error
     arguments = {name.replace("-", "_"): value for name, value in arguments.items()}
     with torch.random.fork_rng(devices=[]):
-        # not torch.manual_seed: that would also seed accelerators, whose state is not forked here
+        # torch.manual_seed would also seed accelerators, whose state is not forked here
         torch.default_generator.manual_seed(seed)
         if source in BUILT_IN:
             if layout is not None:
@@ -166,7 +178,7 @@ def build(
 def _built_in(source: str, inputs: tuple[int, ...], outputs: int, arguments: dict[str, Any]) -> nn.Module:
     if not inputs or any(size < 1 for size in inputs) or outputs < 1:
         raise ParameterError(f"expected sizes of 1 or more, got inputs {inputs} and outputs {outputs}")
-    # imported only now, because it defines torch modules
+    # imported here, because it defines torch modules
     constructor: Callable[..., nn.Module] = getattr(importlib.import_module("moretta.models.architectures"), source)
     known = list(inspect.signature(constructor).parameters)[2:]
     for name in arguments:
@@ -175,7 +187,7 @@ def _built_in(source: str, inputs: tuple[int, ...], outputs: int, arguments: dic
     return constructor(inputs, outputs, **arguments)
 
 
-# Where a library has its models, and what it is called where it is installed from.
+# The modules in which each library has its models; empty: the package itself.
 HOMES: Mapping[str, tuple[str, ...]] = {
     "transformers": (),
     "monai": ("monai.networks.nets",),
@@ -186,16 +198,16 @@ HOMES: Mapping[str, tuple[str, ...]] = {
 FROM_THE_NET = (
     "pretrained", "weights", "weights_backbone", "encoder_weights", "pretrained_backbone", "checkpoint_path"
 )  # fmt: skip
-# Of transformers; others load kernels.
+# The implementations of transformers that load no kernels.
 IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")
 
 
 def function_of(source: str, base: Path, agreed: Container[str]) -> Callable[..., Any]:
-    """Return what `package:Class` or `module:function` names (`moretta.data.references.resolve`).
+    """Return the function that `package:Class` or `module:function` names (`moretta.data.references.resolve`).
 
     Raises:
-        MissingExtra: a known library is not installed.
-        ParameterError: as `resolve` does.
+        MissingExtra: A known library is not installed.
+        ParameterError: As `resolve` does.
     """
     package, _, name = source.partition(":")
     if package not in HOMES or source not in agreed:
@@ -214,26 +226,26 @@ def function_of(source: str, base: Path, agreed: Container[str]) -> Callable[...
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function has an argument of this name."""
+    """Return whether a function has an argument of this name."""
     try:
         return name in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # of what Python code did not define
+    except (TypeError, ValueError):  # only Python code has a signature
         return False
 
 
 def construct(
     function: Callable[..., Any], source: str, outputs: int, base: Path, arguments: Mapping[str, Any], *, own: bool
 ) -> Any:
-    """Call what `function_of` returned.
+    """Call the function that `function_of` returned.
 
     Args:
-        outputs: how many the rows need; a configuration of transformers takes it as its number of labels.
-        base: in which a folder of weights is looked for.
-        arguments: of [model].
-        own: whether these are this machine's own; another's names no folder outside of `base`.
+        outputs: The number that the rows need; a configuration of transformers takes it as its number of labels.
+        base: The folder that holds a folder of weights.
+        arguments: Of [model].
+        own: Whether these are this machine's own; another's may name no folder outside `base`.
 
     Raises:
-        ParameterError: an argument asks for weights from the net, is unknown, or names no folder of a model.
+        ParameterError: An argument requests weights from the net, is unknown, or names a folder without a model.
     """
     if source.partition(":")[0] not in HOMES:
         return function(**arguments)
@@ -256,8 +268,8 @@ def construct(
 def _check_plain(name: str, value: object, *, own: bool) -> None:
     """Raise `moretta.errors.ParameterError` for a library's argument that names a place to load from.
 
-    transformers runs the code of a repository that `attn_implementation` names. timm reads a model that "hf-hub:" or a
-    path names. own: whether it is this machine's own, which may choose kernels that transformers fetches by their name.
+    transformers runs the code of a repository in `attn_implementation`. timm reads a model from "hf-hub:" or a path.
+    own: whether it is this machine's own argument, which may choose kernels that transformers downloads by their name.
     """
     fetches = "implementation" in name and not own and value not in IMPLEMENTATIONS
     if fetches or (name != "folder" and re.search("[/:]", json.dumps(value))):
@@ -268,16 +280,16 @@ def _check_plain(name: str, value: object, *, own: bool) -> None:
 
 
 def _of_transformers(kind: Any, outputs: int, base: Path, arguments: dict[str, Any], *, own: bool) -> Any:
-    """Return a model of transformers by its configuration: of the arguments, or of a `folder` and the arguments."""
+    """Return a model of transformers by its configuration: from the arguments, or from a `folder` and the arguments."""
     if "trust_remote_code" in arguments:
         raise ParameterError("[model] trust-remote-code: a folder's code is never run; remove it")
     configuration = kind.config_class
     folder = arguments.pop("folder", None)
     known = {*vars(configuration()), *configuration.attribute_map, "num_labels"}
-    for name in set(arguments) - known:  # some models read further ones, which their configurations do not declare
+    for name in set(arguments) - known:  # some models read further arguments, which their configurations do not declare
         if close := get_close_matches(name, known, n=1, cutoff=0.85):
             raise ParameterError(f'{configuration.__name__} has no setting `{name}`; did you mean "{close[0]}"?')
-    if any(name.startswith("num_") and "experts" in name for name in known):  # of others one reads rows, one no float64
+    if any(name.startswith("num_") and "experts" in name for name in known):  # others read rows, or lack float64
         arguments = {"experts_implementation": "batched_mm"} | arguments
     if folder is None:
         return kind(configuration(**{"num_labels": outputs} | arguments))

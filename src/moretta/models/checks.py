@@ -1,4 +1,4 @@
-"""What a model may be: how large, checked before it takes memory where possible; its first weights, and its layers."""
+"""Checks of a model: its size, before it takes memory where possible; its first weights; and its layers."""
 
 import copy
 import threading
@@ -17,9 +17,9 @@ from moretta.errors import ParameterError, UnsupportedModel
 
 
 def check_weights(model: nn.Module) -> None:
-    """Check that a model has something to train, and finite numbers to begin with.
+    """Check that a model has parameters to train, and finite numbers to begin with.
 
-    Raises `moretta.errors.ParameterError`, naming the tensor where it is one.
+    Raises `moretta.errors.ParameterError`, naming the tensor if one is at fault.
     """
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise ParameterError(f"model: expected the module itself, not {type(model).__name__} around it; give .module")
@@ -41,7 +41,7 @@ def check_weights(model: nn.Module) -> None:
             )
         if isinstance(value, nn.Parameter) and not value.numel():
             raise ParameterError(f"model: `{name}`: expected numbers, got shape {list(value.shape)}; leave it out")
-        if value.is_complex():  # which a cast of the model would make real
+        if value.is_complex():  # a cast of the model would make it real
             raise ParameterError(
                 f"model: `{name}`: expected real numbers, got {value.dtype}; keep real and imaginary parts as two "
                 "tensors, and join them by torch.complex"
@@ -58,21 +58,21 @@ def check_weights(model: nn.Module) -> None:
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:
-    """Return the dtype in which a model computes: its first parameter's that is no whole number."""
+    """Return the dtype in which a model computes: that of its first floating-point parameter."""
     return next((weight.dtype for weight in model.parameters() if weight.is_floating_point()), torch.float32)
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """Whether a layer computes as its class does: no hook makes its weight anew, as `weight_norm` and `prune` do."""
+    """Return whether a layer computes as its class does: no hook, such as `prune`'s, replaces its weight."""
     return not (layer._forward_pre_hooks or layer._forward_hooks or is_parametrized(layer))
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """Return a model's copy that a run may train: it keeps no tensor's history, and no layer has sparse gradients.
+    """Return a model's copy for training: its tensors have no history, and its layers no sparse gradients.
 
-    Weights that a layer computes anew from others (`torch.nn.utils.weight_norm`, `prune`) are tensors with a history.
-    Call it within `as_by_default`, as what is copied under inference mode can never be trained.
-    Raises `moretta.errors.ParameterError`, naming the layer, for a model that cannot be copied, or only before it runs.
+    Weights that a layer computes from others (`torch.nn.utils.weight_norm`, `prune`) are tensors with a history. Call
+    it within `as_by_default`, because a copy made under inference mode can never be trained. Raises
+    `moretta.errors.ParameterError`, naming the layer, for a model that cannot be copied, or only before it runs.
     """
     kept = [leaf for layer in model.modules() for leaf in tree_leaves(dict(vars(layer)))]
     computed = {id(leaf): leaf.detach().clone() for leaf in kept if isinstance(leaf, Tensor) and not leaf.is_leaf}
@@ -100,14 +100,14 @@ def copied(model: nn.Module) -> nn.Module:
 def _can_be_copied(layer: nn.Module, computed: Mapping[int, Tensor]) -> bool:
     try:
         copy.deepcopy(layer, dict(computed))
-    except Exception:  # noqa: BLE001  # whatever somebody's layer does, the caller names it
+    except Exception:  # noqa: BLE001  # a user's layer may raise anything; the caller names it
         return False
     return True
 
 
 @contextmanager
 def as_by_default() -> Iterator[None]:
-    """Let torch compute as by default, whatever a caller has set around it: no_grad, inference mode or autocast."""
+    """Let torch compute as by default, whatever mode a caller has set: no_grad, inference mode or autocast."""
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
         if not torch.cuda.is_available():
             yield
@@ -117,7 +117,7 @@ def as_by_default() -> Iterator[None]:
 
 
 def check_traceable(model: nn.Module) -> None:
-    """Raise `moretta.errors.UnsupportedModel` for a module whose layers cannot be looked into or run one by one."""
+    """Raise `moretta.errors.UnsupportedModel` for a module whose layers cannot be inspected or run one by one."""
     for name, module in model.named_modules():
         compiled = isinstance(module, torch.jit.ScriptModule)
         if compiled or hasattr(module, "_orig_mod"):
@@ -127,15 +127,22 @@ def check_traceable(model: nn.Module) -> None:
             )
 
 
-TENSORS = 10_000  # as many as a message's header has room for
+TENSORS = 10_000  # the most that fit a message's header
 
 
 def build_within(most: int, build: Callable[[], nn.Module], otherwise: str = "") -> nn.Module:
     """Build a model of at most `most` numbers in at most `TENSORS` parameters and buffers.
 
-    It is built twice: first without memory, on PyTorch's meta device. Where its code cannot do that, its tensors are
-    counted while it is built. otherwise: what is said of a larger one; by default that [limits] of a site are less.
-    Raises `moretta.errors.ParameterError` for a larger one.
+    It is built twice, first without memory on PyTorch's meta device. If its code cannot do that, its tensors are
+    counted while it is built.
+
+    Args:
+        most: The most numbers.
+        build: Returns the model.
+        otherwise: The sentence about a larger model; by default that a site's [limits] are smaller.
+
+    Raises:
+        ParameterError: The model is larger.
     """
     with suppress(Exception), _counted(most, otherwise) as sizes, torch.device("meta"):
         build()
@@ -150,7 +157,7 @@ def build_within(most: int, build: Callable[[], nn.Module], otherwise: str = "")
 
 @contextmanager
 def _counted(most: int, otherwise: str) -> Iterator[list[int]]:
-    """Count the numbers of each tensor that this thread registers in a module, and stop when there are too many."""
+    """Count the numbers of each tensor that this thread registers in a module, and stop at too many."""
     sizes, thread = list[int](), threading.get_ident()
 
     def count(owner: nn.Module, name: str, tensor: Tensor | None) -> None:

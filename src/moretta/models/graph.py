@@ -1,18 +1,16 @@
-"""A model written down as a graph of PyTorch's core operations, so that it can be built again without its code.
+"""A model saved as a graph of PyTorch's core operations, so that it can be built again without its code.
 
-`torch.export` follows the model. Its own files are not read here, because `torch.export.load` runs what they say:
-weights and constants that are pickled (`torch.load(weights_only=False)`), sizes as Python expressions
-(`sympy.sympify`), and operations by any dotted name below `torch`. Our file is one of safetensors, whose metadata holds
-the graph as JSON:
+`torch.export` traces the model. Its own files are not read here, because `torch.export.load` runs what they contain:
+pickled weights and constants (`torch.load(weights_only=False)`), sizes as Python expressions (`sympy.sympify`), and
+operations by any dotted name below `torch`. Our file is a safetensors file, whose metadata has the graph as JSON:
 
-    tensors   of the model's state_dict: shape, whether it is trained; the weights are in a file of their own
-    nodes     in the order of running: the operation, and what it reads; the tensors of the file are constants
+    tensors   of the model's state_dict: shape, and whether it is trained; the weights are in a file of their own
+    nodes     in the order of running: the operation and its arguments; the tensors of the file are constants
     output    the node whose value is the outputs
 
 An operation is one of `moretta.models.operations`: of ATen's core set, which PyTorch keeps small and stable, or
-arithmetic on sizes. Nothing else has a name here: no code of somebody else's file is run, and no other file is read.
-Each operation's arguments are checked. What comes from a folder runs in a confined process all the same
-(`moretta.run.foreign`).
+arithmetic on sizes. Nothing else has a name here, so no code from a file is run, and no other file is read. Each
+operation's arguments are checked. A graph from a folder still runs in a confined process (`moretta.run.foreign`).
 """
 
 import contextlib
@@ -43,9 +41,9 @@ OWN_NAMES = ("_description", "_steps", "_done", "_value", "_process", "_file")
 
 
 class Graph(nn.Module):
-    """A model that was read from a graph: it takes rows and returns outputs, as in evaluation.
+    """A model that was read from a graph: it maps rows to outputs, as in evaluation.
 
-    Its tensors have the names of the model's own. Dropout and the like are gone, in training mode too.
+    Its tensors have the names of the model's own. It has no dropout, in training mode either.
     """
 
     def __init__(
@@ -63,16 +61,16 @@ class Graph(nn.Module):
             self.register_buffer(f"constant_{name}", value, persistent=False)
         self._steps = [(operation(node["does"]), node["reads"], node["by_name"]) for node in description["nodes"]]
         last = {place: at for at, (_, *read) in enumerate(self._steps) for place in _places(read)}
-        self._done: list[list[int]] = [[] for _ in self._steps]  # by step, the results that nothing later reads
+        self._done: list[list[int]] = [[] for _ in self._steps]  # by step, the results that no later step reads
         for place in last.keys() - _places(description["output"]):
             self._done[last[place]].append(place)
 
     @classmethod
     def read(cls, file: bytes, tensors: Tensors) -> Self:
-        """Return the model of a file that `written` made, with its weights. No code is run but listed operations.
+        """Return the model of a file that `written` made, with its weights. Only listed operations are run.
 
         Raises:
-            ParameterError: the file is not one of `written`, or the weights are of another model.
+            ParameterError: The file is not one of `written`, or the weights are another model's.
         """
         try:
             constants = load(file)
@@ -128,7 +126,7 @@ class Graph(nn.Module):
 
 
 def _places(description: Any) -> set[int]:
-    """Return which operations' values are read."""
+    """Return the operations whose values are read."""
     match description:
         case {"node": int(place)}:
             return {place}
@@ -140,10 +138,15 @@ def _places(description: Any) -> set[int]:
 
 
 def written(model: nn.Module, shape: Sequence[int], dtype: torch.dtype) -> bytes:
-    """Return a model as the bytes of a file; the model, which is read in evaluation mode, is left as it was.
+    """Return a model as the bytes of a file without its weights; the model itself is unchanged.
 
-    shape, dtype: of a row of what it reads, several arrays packed. Its weights are not in the file.
-    Raises `moretta.errors.ParameterError` for a model that cannot be followed, or does what no core operation does.
+    Args:
+        model: Traced in evaluation mode.
+        shape: Of an input row, with several arrays packed.
+        dtype: Of the input rows.
+
+    Raises:
+        ParameterError: The model cannot be traced, or needs an operation outside the core set.
     """
     blank = with_one_argument(copy.deepcopy(model).cpu().eval())
     rows = torch.zeros((2, *shape), dtype=dtype)
@@ -155,7 +158,7 @@ def written(model: nn.Module, shape: Sequence[int], dtype: torch.dtype) -> bytes
             program = program.run_decompositions()
         _refuse_own_names(blank)
         description, constants = _described(program, blank)
-    except Exception as error:  # noqa: BLE001  # whatever a model of somebody's does while it is followed
+    except Exception as error:  # noqa: BLE001  # a user's model may raise anything while it is traced
         reason = str(error) if isinstance(error, ParameterError) else f"{type(error).__name__}: {error}"
         raise ParameterError(
             f"the model cannot be written down as a graph ({reason.strip().splitlines()[0]:.200}); put what builds it "
@@ -202,7 +205,7 @@ def _described(program: torch.export.ExportedProgram, model: nn.Module) -> tuple
 
 
 def _refuse_own_names(model: nn.Module) -> None:
-    """Refuse tensors that a `Graph` could not hold, as it has attributes of these names."""
+    """Refuse tensors whose names a `Graph` needs for its own attributes."""
     for name in model.state_dict():
         first = name.partition(".")[0]
         if first in OWN_NAMES or first.startswith("constant_"):
@@ -210,7 +213,7 @@ def _refuse_own_names(model: nn.Module) -> None:
 
 
 def _plain(value: Any, places: Mapping[torch.fx.Node, Any]) -> Any:
-    """Return what an operation reads as JSON has it."""
+    """Return an operation's argument as JSON content."""
     match value:
         case torch.fx.Node():
             return places[value]
@@ -244,7 +247,7 @@ def _get(module: nn.Module, name: str) -> Tensor:
 
 
 def _put(module: nn.Module, name: str, value: Tensor) -> None:
-    """Register a tensor under a dotted name, in submodules that are made where they are missing."""
+    """Register a tensor under a dotted name; missing submodules are made."""
     *homes, own = name.split(".")
     for home in homes:
         if home not in module._modules:
@@ -258,7 +261,7 @@ def _put(module: nn.Module, name: str, value: Tensor) -> None:
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Silence torch, which warns of its own deprecations and prints pages where a model cannot be exported."""
+    """Silence torch, which warns of its own deprecations and prints pages if a model cannot be exported."""
     output, disabled = io.StringIO(), logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -1,9 +1,9 @@
-"""Models that take arrays by keyword, or return more than one tensor, as if they took and returned one.
+"""Hooks by which models that take arrays by keyword, or return several tensors, take and return one.
 
 A hook before the module's own forward unpacks rows in which several arrays are packed (`moretta.data.layout`). Models
-of libraries return objects with `logits`, dictionaries, tuples, and outputs at every pixel. A hook behind the forward
-takes the one tensor that is trained, and lays a row's numbers side by side. So the module keeps its class, its layers
-and the names of its tensors, and everything that calls it with one tensor goes on to.
+of libraries return objects with `logits`, dictionaries, tuples, and outputs at every pixel. A hook after the forward
+selects the tensor that is trained, and lays a row's numbers side by side. So the module keeps its class, its layers and
+the names of its tensors, and callers with one tensor need no change.
 """
 
 import math
@@ -23,34 +23,34 @@ from moretta.errors import ParameterError
 from moretta.models.checks import dtype_of
 
 Hook = TypeVar("Hook")
-USUAL = ("logits", "out")  # what libraries call the outputs that a loss is taken of
+USUAL = ("logits", "out")  # libraries' names for the outputs of a loss
 
 
 class OneTensor:
-    """A hook behind a module's forward: from whatever it returns to one tensor, [rows, outputs].
+    """A hook after a module's forward: from its result to one tensor, [rows, outputs].
 
-    name: of the tensor in an object or a dictionary; empty takes `logits` or `out`, or the only one that fits.
-    mask: the shape of masks that are the targets; a row's outputs are then laid position by position. (): not masks.
+    name: of the tensor in an object or a dictionary; empty selects `logits` or `out`, or the only one that fits. mask:
+    the shape of masks that are the targets; a row's outputs are then laid position by position. (): not masks.
     """
 
     def __init__(self, name: str = "", mask: tuple[int, ...] = ()) -> None:
         self.name, self.mask = name, mask
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor:
-        """Return the outputs. Raises `moretta.errors.ParameterError` where several tensors fit, or none does."""
+        """Return the outputs. Raises `moretta.errors.ParameterError` unless exactly one tensor fits."""
         rows = next(array.shape[0] for array in (*args, *kwargs.values()) if isinstance(array, Tensor))
         return self.taken(output, rows)
 
     def taken(self, output: Any, rows: int) -> Tensor:
-        """Return the one tensor of what a module returned for so many rows, as [rows, outputs]."""
+        """Return the one tensor of a module's result for this many rows, as [rows, outputs]."""
         tensor = self.chosen(output, rows)
         tensor = self._by_position(tensor) if self.mask else tensor
-        if rows == 1:  # of which a squeeze has taken the axis
+        if rows == 1:  # a squeeze may have removed the axis of rows
             return tensor.reshape(1, -1)
         return tensor.flatten(1) if tensor.ndim > 2 else tensor.reshape(-1, 1) if tensor.ndim < 2 else tensor
 
     def chosen(self, output: Any, rows: int) -> Tensor:
-        """Return the one tensor as the module has it."""
+        """Return the one tensor in the module's own shape."""
         if isinstance(output, Tensor) and not self.name:
             return output
         named, fits = dict(_named(output)), list(that_fit(output, rows))
@@ -62,7 +62,7 @@ class OneTensor:
         return named[name]
 
     def _by_position(self, output: Tensor) -> Tensor:
-        """Return outputs with their classes, which are on the first or the last axis of a row, on the last."""
+        """Return outputs with their classes on the last axis; they are on the first or the last axis of a row."""
         positions = math.prod(self.mask)
         if mask := mask_of(output, positions):
             return output.movedim(1, -1) if mask == output.shape[2:] else output
@@ -73,13 +73,13 @@ class OneTensor:
 
 
 def mask_of(output: Tensor, positions: int) -> tuple[int, ...]:
-    """Return the shape of so many positions in outputs [rows, classes, ...] or [rows, ..., classes]; () in others."""
+    """Return the shape of this many positions in outputs [rows, classes, ...] or [rows, ..., classes]; () in others."""
     shapes = (tuple(output.shape[2:]), tuple(output.shape[1:-1]))
     return next((shape for shape in shapes if shape and math.prod(shape) == positions), ())
 
 
 def that_fit(output: Any, rows: int) -> dict[str, Tensor]:
-    """Return the tensors of an object, a dictionary or a tuple that could be trained: of floats, one a row."""
+    """Return the tensors of an object, a dictionary or a tuple that could be trained: floats with one entry a row."""
     return {key: item for key, item in _named(output) if item.is_floating_point() and item.shape[:1] == (rows,)}
 
 
@@ -97,11 +97,11 @@ def _named(output: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def gives_one_tensor(model: nn.Module, output: str = "", mask: tuple[int, ...] = ()) -> nn.Module:
-    """Let a module return one tensor, [rows, outputs], and return it. output, mask: as of `OneTensor`."""
+    """Make a module return one tensor, [rows, outputs]; return the module. output, mask: as in `OneTensor`."""
     if hook_of(model) is None:
         config: Any = getattr(model, "config", None)
         if getattr(config, "use_cache", False):
-            config.use_cache = False  # of transformers: keys and values for words to come, which none do
+            config.use_cache = False  # transformers would keep keys and values for further words, and there are none
         model.register_forward_hook(OneTensor(output, mask), with_kwargs=True, prepend=True)
     return model
 
@@ -122,7 +122,7 @@ def _without(kind: "type[OneTensor | Unpack]", hooks: dict[int, Any], by_keyword
 
 
 def gives_all(model: nn.Module) -> nn.Module:
-    """Let a module return what it did before `gives_one_tensor`, and return it."""
+    """Undo `gives_one_tensor`; return the module."""
     _without(OneTensor, model._forward_hooks, model._forward_hooks_with_kwargs)
     return model
 
@@ -130,8 +130,8 @@ def gives_all(model: nn.Module) -> nn.Module:
 class Unpack:
     """A hook before a module's forward: from packed rows, float[..., size], to its arrays by keyword.
 
-    Integers are cast to int64, and numbers keep the dtype of the rows. A call by keyword passes as it is. names: of
-    arguments, of arrays that are called otherwise.
+    Integers are cast to int64, and numbers keep the rows' dtype. A call by keyword passes unchanged. names: the
+    argument of each array that has another name.
     """
 
     def __init__(self, layout: SampleLayout, names: Mapping[str, str] | None = None) -> None:
@@ -151,7 +151,7 @@ class Unpack:
 
 
 class Packing(nn.Module):
-    """A module that takes packed rows, given their arrays, [rows, *shape] each, in the layout's order."""
+    """A module that receives the arrays of rows, [rows, *shape] each, in the layout's order, and packs them."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -159,13 +159,13 @@ class Packing(nn.Module):
 
     def forward(self, *arrays: Tensor) -> Tensor:
         """Return the outputs, [rows, outputs]."""
-        parts = [array.reshape(array.shape[0], -1).float() for array in arrays]  # as silos pack them
+        parts = [array.reshape(array.shape[0], -1).float() for array in arrays]  # packed as at the silos
         outputs: Tensor = self.model(torch.cat(parts, dim=1))
         return outputs
 
 
 def takes_packed(model: nn.Module, layout: SampleLayout | None) -> nn.Module:
-    """Let a module take packed rows, and return it; without a layout it is left as it is.
+    """Make a module take packed rows; return the module. Without a layout it is unchanged.
 
     Raises `moretta.errors.ParameterError` for an `nn.Sequential`, whose forward has no names.
     """
@@ -176,23 +176,23 @@ def takes_packed(model: nn.Module, layout: SampleLayout | None) -> nn.Module:
             f"a sample has the arrays {', '.join(layout.names)}, and an nn.Sequential takes one without a name; give a "
             f"module whose forward takes {', '.join(layout.names)} by keyword{layout.table_hint}"
         )
-    # Before all other hooks, which were made for arrays by keyword, such as `standardises`.
+    # This hook precedes all others, such as that of `standardises`, because they expect arrays by keyword.
     hook = Unpack(layout, argument_names(model, layout))
     takes_arrays(model).register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
     return model
 
 
 def arrays_of(model: nn.Module, packed: Tensor) -> Tensor | dict[str, Tensor]:
-    """Return rows as the module's own forward takes them: packed ones as arrays by name, others as they are."""
+    """Return rows in the form of the module's own forward: packed ones as arrays by name, others unchanged."""
     hook = _hook(model._forward_pre_hooks, Unpack)
     return packed if hook is None else hook.arrays(packed)
 
 
 def argument_names(model: nn.Module, layout: SampleLayout) -> dict[str, str]:
-    """Return for each array the argument of a module's forward that it is: its name, or the first that ends in it.
+    """Return each array's argument in a module's forward: the one of its name, or the first that ends in it.
 
     So `ids` and `mask` are `input_ids` and `attention_mask` of a model of transformers. Raises
-    `moretta.errors.ParameterError` where such a model would leave an array out.
+    `moretta.errors.ParameterError` if such a model would omit an array.
     """
     known = [item for item in signature(model.forward).parameters.values() if item.kind is not Parameter.VAR_KEYWORD]
     free = [item.name for item in known if item.name not in layout.names]
@@ -209,23 +209,23 @@ def argument_names(model: nn.Module, layout: SampleLayout) -> dict[str, str]:
 
 
 def takes_arrays(model: nn.Module) -> nn.Module:
-    """Let a module take its arrays by keyword again, as it did before `takes_packed`, and return it."""
+    """Undo `takes_packed`, so that the module takes its arrays by keyword; return the module."""
     _without(Unpack, model._forward_pre_hooks, model._forward_pre_hooks_with_kwargs)
     return model
 
 
 def is_standardised(model: nn.Module) -> bool:
-    """Whether a module brings its arrays to scale itself, as `standardises` has it."""
+    """Return whether a module scales its arrays itself, by `standardises`."""
     return _hook(model._forward_pre_hooks, _Standardise) is not None
 
 
 def is_unscaled(model: nn.Module) -> bool:
-    """Whether a module gives outputs in the targets' own units, as `standardises` has it."""
+    """Return whether a module returns outputs in the targets' own units, by `standardises`."""
     return _hook(model._forward_hooks, _Unscale) is not None
 
 
 def standardises(model: nn.Module, layout: SampleLayout, preparation: Preparation) -> nn.Module:
-    """Let a module that takes arrays by keyword take them, and give outputs, as the silos have both; return it."""
+    """Make a module that takes arrays by keyword use the silos' own units, of inputs and outputs; return the module."""
     model.register_forward_pre_hook(_Standardise(layout, argument_names(model, layout), preparation), with_kwargs=True)
     if preparation.scales_targets:
         model.register_forward_hook(_Unscale(preparation))
@@ -233,7 +233,7 @@ def standardises(model: nn.Module, layout: SampleLayout, preparation: Preparatio
 
 
 class _Standardise:
-    """A hook before a module's forward: brings arrays, by keyword or position, to mean 0 and deviation 1 by column."""
+    """A hook before a module's forward: scales arrays, by keyword or position, to mean 0 and deviation 1 by column."""
 
     def __init__(self, layout: SampleLayout, names: Mapping[str, str], preparation: Preparation) -> None:
         self._scales = {
@@ -250,19 +250,19 @@ class _Standardise:
         named = {name: self._scaled(name, x, dtype) for name, x in kwargs.items()}
         by_place = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
         known = [name for name, item in signature(module.forward).parameters.items() if item.kind in by_place]
-        places = chain(known, repeat(""))  # what a forward takes besides, such as *rest, has no name
+        places = chain(known, repeat(""))  # further arguments, such as *rest, have no name
         return tuple(self._scaled(name, x, dtype) for name, x in zip(places, args, strict=False)), named
 
     def _scaled(self, name: str, x: Any, dtype: torch.dtype) -> Any:
         if name not in self._scales:
             return x
-        x = x.float().double()  # as silos pack and prepare it
+        x = x.float().double()  # packed and prepared as at the silos
         mean, deviation = (figures.to(x.device) for figures in self._scales[name])
         return ((x - mean) / deviation).to(dtype)
 
 
 class _Unscale:
-    """A hook behind a module's forward: `Preparation.unscaled`."""
+    """A hook after a module's forward: `Preparation.unscaled`."""
 
     def __init__(self, preparation: Preparation) -> None:
         self._figures = torch.tensor(preparation.target_mean), torch.tensor(preparation.target_deviation)
@@ -273,7 +273,7 @@ class _Unscale:
 
 
 def with_one_argument(model: nn.Module) -> nn.Module:
-    """Let a module have a forward of one argument and one tensor, as torch.export reads past hooks; return it."""
+    """Give a module a forward of one argument and one tensor, because torch.export ignores hooks; return the module."""
     hook = _hook(model._forward_pre_hooks, Unpack)
     taken, forward = hook_of(model), getattr(model.forward, "__func__", type(model).forward)
     if hook is None and taken is None:

@@ -1,4 +1,4 @@
-"""Layers that the convolutional models share, and checks of the arguments that a run file gives to a built-in model."""
+"""Layers that the convolutional models share, and checks of the arguments of built-in models."""
 
 import math
 from collections.abc import Sequence
@@ -14,40 +14,40 @@ from moretta.errors import ParameterError
 
 
 def at_least(least: int, value: object, name: str) -> int:
-    """`value` if it is an integer from `least` on, else ParameterError."""
+    """Return `value` if it is an integer of at least `least`, else raise ParameterError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ParameterError(f"model: {name} must be an integer of {least} or more, got {value!r}")
     return value
 
 
 def positive(value: object, name: str) -> int:
-    """`value` if it is an integer above 0, else ParameterError."""
+    """Return `value` if it is an integer above 0, else raise ParameterError."""
     return at_least(1, value, name)
 
 
 def above_zero(value: object, name: str) -> float:
-    """`value` if it is a finite number above 0, else ParameterError."""
+    """Return `value` if it is a finite number above 0, else raise ParameterError."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ParameterError(f"model: {name} must be a number above 0, got {value!r}")
     return float(value)
 
 
 def flag(value: object, name: str) -> bool:
-    """`value` if it is a boolean, else ParameterError."""
+    """Return `value` if it is a boolean, else raise ParameterError."""
     if not isinstance(value, bool):
         raise ParameterError(f"model: {name} must be true or false, got {value!r}")
     return value
 
 
 def one_of(value: object, name: str, choices: Sequence[str]) -> str:
-    """`value` if it is one of the choices, else ParameterError naming the nearest."""
+    """Return `value` if it is one of the choices, else raise ParameterError naming the nearest."""
     if value not in choices:
         raise ParameterError(f"model: {name} = {value!r} is unknown; {did_you_mean(str(value), choices)}")
     return str(value)
 
 
 def image(inputs: tuple[int, ...], model: str) -> int:
-    """The channels of samples [channels, height, width], else ParameterError."""
+    """Return the channels of samples [channels, height, width], else raise ParameterError."""
     if len(inputs) != 3:
         raise ParameterError(
             f'model "{model}" takes images of shape (channels, height, width), but a sample has shape {inputs}; '
@@ -63,7 +63,7 @@ STARTS = ("he-fan-out", "he-normal", "he-uniform")
 
 
 class FrozenBatchNorm(nn.BatchNorm2d):
-    """BatchNorm that stays in evaluation mode: for weights that were loaded, on data too few for statistics.
+    """BatchNorm that stays in evaluation mode: for loaded weights, on data too few for statistics.
 
     The running mean and variance are fixed; the affine weight and bias still train.
     """
@@ -73,21 +73,23 @@ class FrozenBatchNorm(nn.BatchNorm2d):
         self.eval()
 
     def train(self, mode: bool = True) -> Self:
-        """Stay in evaluation mode, whatever the model around is put in."""
+        """Stay in evaluation mode, whatever the surrounding model's mode."""
         return super().train(False)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """float[n, channels, h, w] -> the same shape."""
-        # BatchNorm2d's own branches on the input's dim(), which torch.fx follows in PyTorch's own layers only
+        """Return the normalised input, float[n, channels, h, w]."""
+        # BatchNorm2d's own forward branches on the input's dim(), which torch.fx traces in PyTorch's own layers only
         return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
 
 @dataclass(frozen=True)
 class Norm:
-    """What stands behind a convolution. kind: one of `NORMS`.
+    """The normalisation behind a convolution.
 
-    group_size: channels of a group, at least two groups; 0 is 8 groups, fewer where 8 does not divide the channels.
-    affine: whether normalisation is followed by a scale and a shift of each channel that train.
+    Args:
+        kind: One of `NORMS`.
+        group_size: Channels of a group, at least two groups; 0 is 8 groups, fewer if 8 does not divide the channels.
+        affine: Whether a trained scale and shift of each channel follow.
     """
 
     kind: str
@@ -96,7 +98,7 @@ class Norm:
 
 
 def norm_of(norm: object, choices: tuple[str, ...], group_size: object = 0, affine: object = True) -> Norm:
-    """Return the normalisation of a model's arguments. Raises `moretta.errors.ParameterError` where they do not fit."""
+    """Return the normalisation of a model's arguments. Raises `moretta.errors.ParameterError` if they contradict it."""
     kind = one_of(norm, "norm", choices)
     normed = Norm(kind, at_least(0, group_size, "group-size"), flag(affine, "affine"))
     if normed.group_size and kind != "group":
@@ -107,7 +109,7 @@ def norm_of(norm: object, choices: tuple[str, ...], group_size: object = 0, affi
 
 
 def normalisation(norm: Norm, channels: int) -> nn.Module:
-    """BatchNorm, frozen or not, GroupNorm, or nothing."""
+    """Return BatchNorm, frozen or not, GroupNorm, or the identity."""
     if norm.kind == "batch":
         return nn.BatchNorm2d(channels, affine=norm.affine)
     if norm.kind == "frozen-batch":
@@ -124,24 +126,24 @@ def normalisation(norm: Norm, channels: int) -> nn.Module:
 
 
 def activated(norm: Norm, activation: str, channels: int) -> list[nn.Module]:
-    """Normalisation, then the activation."""
+    """Return normalisation and activation."""
     return [normalisation(norm, channels), ACTIVATIONS[activation]()]
 
 
 def convolution(
     channels: int, outputs: int, kernel: int, *, stride: int = 1, groups: int = 1, bias: bool = False
 ) -> nn.Conv2d:
-    """A k x k convolution that keeps height and width at stride 1, with He's initialisation for ReLU."""
+    """Return a k x k convolution that keeps height and width at stride 1, with He's initialisation for ReLU."""
     layer = nn.Conv2d(channels, outputs, kernel, stride, padding=kernel // 2, groups=groups, bias=bias)
     nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
     return layer
 
 
 def started(model: nn.Sequential, start: str) -> nn.Sequential:
-    """Draw a model's first weights anew, unless `start` is "he-fan-out", which `convolution` has; return the model.
+    """Draw a model's first weights anew, unless `start` is "he-fan-out", the start of `convolution`; return the model.
 
-    "he-normal": He's normal numbers by fan-in, linear layers too. "he-uniform": He's uniform numbers by fan-in, and
-    Xavier's uniform numbers in linear layers. Biases are 0.
+    "he-normal" draws He's normal numbers by fan-in, in linear layers too. "he-uniform" draws He's uniform numbers by
+    fan-in, and Xavier's uniform numbers in linear layers. Biases are 0.
     """
     if one_of(start, "start", STARTS) == "he-fan-out":
         return model

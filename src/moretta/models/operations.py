@@ -1,10 +1,10 @@
-"""The operations that a model's graph may have, each with checks of what it is given.
+"""The operations that a model's graph may have, each with checks of its arguments.
 
-A graph may be somebody else's. PyTorch trusts some arguments of its operations: any number for an enumeration ends the
-process, and so does a missing dimension. So an operation is one of a list, and its arguments are checked
-against its schema each time: tensors are plain ones, numbers are within range, and memory formats, layouts and dtypes
-are words. Arithmetic on sizes is of numbers alone. A graph can still compute wrong numbers, take long, and ask for much
-memory, which is bounded where it runs (`moretta.engines.process`).
+A graph may be another's. PyTorch trusts some arguments of its operations: an invalid number for an enumeration ends the
+process, and so does a missing dimension. So only listed operations exist, and each call's arguments are checked against
+the schema. Tensors are plain, numbers are within range, and memory formats, layouts and dtypes are words. Arithmetic on
+sizes accepts numbers alone. A graph can still compute wrong numbers, take long, and request much memory, which is
+bounded where it runs (`moretta.engines.process`).
 """
 
 import math
@@ -23,8 +23,8 @@ SIZES: Mapping[str, Callable[..., Any]] = {
     name: getattr(operator, name)
     for name in ("add", "sub", "mul", "floordiv", "mod", "neg", "getitem", "eq", "ne", "lt", "le", "gt", "ge")
 }
-# ATen's core set without what shows memory as it was, changes in place, or trusts offsets (`_embedding_bag`,
-# `_fft_c2r`, `empty`).
+# ATen's core set without operations that expose uninitialised memory, change tensors in place, or trust offsets
+# (`_embedding_bag`, `_fft_c2r`, `empty`).
 _ATEN = """
     _adaptive_avg_pool2d _adaptive_avg_pool3d _cdist_forward _fft_r2c _local_scalar_dense _log_softmax
     _native_batch_norm_legit.no_stats _native_batch_norm_legit_no_training _pdist_forward _softmax _to_copy abs acos
@@ -50,7 +50,7 @@ DTYPES = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
     torch.float32, torch.float64, torch.complex64, torch.complex128,
 )  # fmt: skip
-FORMATS = {  # memory formats, by how many dimensions a tensor must have
+FORMATS = {  # memory formats, by the number of dimensions that a tensor must have
     torch.contiguous_format: None,
     torch.preserve_format: None,
     torch.channels_last: 4,
@@ -63,8 +63,8 @@ DIMENSIONS = 16
 DIMS = ("dim", "dims", "dim1", "dim2")
 POSITIVE = ("kernel_size", "stride", "dilation", "groups", "group", "step")
 ENUMERATIONS = {"interpolation_mode": 3, "padding_mode": 3, "compute_mode": 3, "normalization": 3}
-SIDES = ("self", "other")  # of what computes with two tensors
-BOUNDS = ("start", "end")  # of a slice: past the end means the end
+SIDES = ("self", "other")  # of operations with two tensors
+BOUNDS = ("start", "end")  # of a slice: a number past the end means the end
 Sym = (torch.SymInt, torch.SymFloat, torch.SymBool)  # sizes while a graph is exported again
 
 
@@ -72,7 +72,7 @@ def operation(name: str) -> Callable[..., Any]:
     """Return an operation by its name in a graph, such as "aten.addmm.default" or "sizes.mul".
 
     Raises:
-        ParameterError: it is not on the list; or, when called, it is given what it cannot take.
+        ParameterError: It is not on the list; or, when called, it receives invalid arguments.
     """
     home, _, rest = name.partition(".")
     if home == "sizes" and rest in SIZES:
@@ -86,7 +86,7 @@ def operation(name: str) -> Callable[..., Any]:
 
 
 class CheckedOperation:
-    """An operation that checks what it is given, and what it gives."""
+    """An operation that checks its arguments and its results."""
 
     def __init__(self, does: torch._ops.OpOverload) -> None:
         self._does, self._packet = does, does._schema.name.removeprefix("aten::")
@@ -95,13 +95,13 @@ class CheckedOperation:
         self._numbers = SIDES if self._kinds.keys() >= set(SIDES) else ()
 
     def __call__(self, *values: Any, **by_name: Any) -> Any:
-        """Return what the operation gives. Raises `moretta.errors.ParameterError` before it is given anything else."""
+        """Return the operation's result. Raises `moretta.errors.ParameterError` before it gets invalid arguments."""
         arguments = dict(zip(self._kinds, values, strict=False)) | by_name
         if len(values) + len(by_name) != len(arguments) or not arguments.keys() <= self._kinds.keys():
             raise self._wrong("arguments")
         rank = self._rank(arguments)
         for name, value in arguments.items():
-            # PyTorch makes a tensor of a number here: a graph has `x + 1` as a sum of tensors.
+            # PyTorch converts a number to a tensor here: a graph has `x + 1` as a sum of tensors.
             number = name in self._numbers and isinstance(value, (int, float, *Sym))
             if not _fits("number" if number else self._kinds[name], value, name, rank):
                 raise self._wrong(name)
@@ -114,7 +114,7 @@ class CheckedOperation:
         return result
 
     def _rank(self, arguments: Mapping[str, Any]) -> int:
-        """Return how many dimensions a dimension is counted in."""
+        """Return the number of dimensions within which a dimension must lie."""
         first = next(iter(arguments.values()), None)
         first = first[0] if isinstance(first, list) and first else first
         return (first.ndim if isinstance(first, Tensor) else 0) + (self._packet == "unsqueeze")
@@ -126,7 +126,7 @@ class CheckedOperation:
 
 
 def _fits(kind: str, value: Any, name: str, rank: int) -> bool:
-    """Return whether a value is of an argument's kind and within its range. rank: of the tensor that it is about."""
+    """Return whether a value has an argument's kind and is within its range. rank: of the tensor concerned."""
     if kind.startswith("Optional["):
         return value is None or _fits(kind[9:-1], value, name, rank)
     if kind.startswith("List["):
@@ -172,32 +172,32 @@ def _in_range(value: int, name: str, rank: int) -> bool:
 
 
 def _place(dim: Any, rank: int) -> Any:
-    """Return a dimension counted from the front, where it is a number."""
+    """Return a dimension counted from the front, if it is a number."""
     return dim % rank if type(dim) is int and rank else dim
 
 
 def _small(item: Tensor) -> bool:
-    """Return whether a result is of a size that models have. A size that is not known yet is asked about later."""
+    """Return whether a result has a size that models have; a size that is still unknown is checked later."""
     sizes = list(item.shape)
     known = [size for size in sizes if type(size) is int]
     return len(sizes) <= DIMENSIONS and max(known, default=0) < LARGEST and math.prod(known) < LARGEST
 
 
 def _of_sizes(does: Callable[..., Any], *values: Any) -> Any:
-    """Return what arithmetic gives. Of text and lists it could fill the memory, and of huge numbers too."""
+    """Return the result of arithmetic on numbers; text, lists and huge numbers could fill the memory."""
     known = [item for item in values if not isinstance(item, Sym)]
     if not all(isinstance(item, int | float) and abs(item) < 1 << 63 for item in known):
         raise ParameterError("this graph computes with a value that is not a size; have the model saved again")
     return does(*values)
 
 
-# -- What single operations trust --------------------------------------------------------------------------------------
+# -- Checks of single operations ---------------------------------------------------------------------------------------
 
 
 def _batch_norm(input: Tensor, training: bool = True, **rest: Any) -> bool:
-    """Return whether a norm's tensors have one number a channel; it would read on beyond shorter ones.
+    """Return whether a norm's tensors have one number a channel; it would read beyond the end of shorter ones.
 
-    One without statistics must take the batch's: else it reads those that are not there.
+    A norm without statistics must use the batch's, or it would read absent ones.
     """
     return training is True and _by_channel(input, rest)
 
@@ -208,7 +208,7 @@ def _by_channel(input: Tensor, rest: Mapping[str, Any]) -> bool:
 
 
 def _group_norm(input: Tensor, N: Any, C: Any, HxW: Any, group: Any, **rest: Any) -> bool:
-    """Return whether a norm's arguments have its input's sizes, and its tensors have one number a channel."""
+    """Return whether a norm's arguments equal its input's sizes, and its tensors have one number a channel."""
     sizes = zip((N, C), input.shape[:2], strict=False)
     same = all(argument == size for argument, size in sizes if type(argument) is int and type(size) is int)
     return same and _by_channel(input, rest)
@@ -220,7 +220,7 @@ def _pairs(self: Tensor, p: float = 2.0) -> bool:
 
 
 def _division(self: Any, other: Any, **rest: Any) -> bool:
-    """Return whether no whole number is divided by -1: of the least one, the processor stops."""
+    """Return whether no integer is divided by -1: the processor stops at the least integer."""
     if not all(
         not item.is_floating_point() if isinstance(item, Tensor) else type(item) is int for item in (self, other)
     ):
@@ -235,7 +235,7 @@ FURTHER: Mapping[str, Callable[..., bool]] = {
     "_native_batch_norm_legit_no_training": _batch_norm,
     "native_group_norm": _group_norm,
     "_pdist_forward": _pairs,
-    # It is called behind what counts dimensions from the front.
+    # It does not check for negative dimensions, because its usual callers count them from the front.
     "_fft_r2c": lambda self, dim, **rest: bool(dim) and min(dim) >= 0,
     "div": lambda self, other, rounding_mode=None: rounding_mode is None or _division(self, other),
     "fmod": _division,
