@@ -1,16 +1,16 @@
 """The contract between protocols and engines: questions, answers, and the roles that exchange them.
 
 A server's round is a generator: it yields an `Ask`, receives `Replies`, and returns a `Report`. So it reads from top to
-bottom like the algorithm box of its paper. A client answers one message at a time. Sub-protocols compose with ``yield
-from``. Nothing in this module does I/O, reads a clock or imports torch.
+bottom like the algorithm box of its paper. A client answers one message at a time. Sub-protocols compose with
+``yield from``. Nothing in this module does I/O, reads a clock or imports torch.
 
-    engine                        server                        clients
-      |-- setup(now, cohort) ------->|
-      |<---------- Ask --------------|
+    engine                      server                      clients
+      |-- setup(now, cohort) ---->|
+      |<---------- Ask -----------|
       |-- one message each ------------------------------------>| answer(message)
       |<--------------------------------------------- a message |
-      |-- Replies ------------------>|
-      |<------- Report / Aborted ----|
+      |-- Replies --------------->|
+      |<------- Report / Aborted -|
 """
 
 import dataclasses

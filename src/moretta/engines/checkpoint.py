@@ -1,8 +1,8 @@
 """Checkpoints: every role's state at a round's end, written atomically; the last two are kept.
 
 ``checkpoint/round-000010/`` holds ``run.json`` (format, run id, round, session, digest of the run file) and one
-``<role>.safetensors`` for each role, with mode 0600 because it holds the role's secret root. One rename makes a
-checkpoint appear. Within a round a silo may save its own unfinished work (`HalfDone`).
+``<role>.safetensors`` for each role, with mode 0600 because it holds the role's secret root. The folder appears by one
+rename. Within a round a silo may save its own unfinished work (`HalfDone`).
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from moretta.secure_aggregation.keystream import encode_parts
 
 log = logging.getLogger("moretta")
 
-FORMAT = 2  # 1 had neither norms of earlier rounds nor counted rows, and pbpfl's weights in the run's dtype
+FORMAT = 2  # 1 lacked norms of earlier rounds and counted rows, and had pbpfl's weights in the run's dtype
 KEPT = 2
 MINUTE = 60.0  # seconds
 _CODES = {
@@ -39,7 +39,7 @@ _LAID_OUT = list(_CODES)
 
 @dataclass(frozen=True)
 class CheckpointId:
-    """Names a checkpoint: run id, last finished round, number of resumes, digest of the run file."""
+    """The identity of a checkpoint: run id, last finished round, number of resumes, digest of the run file."""
 
     run: str
     round: int
@@ -50,17 +50,17 @@ class CheckpointId:
 def save_checkpoint(folder: Path, place: CheckpointId, states: Mapping[str, State], kept: int | None = KEPT) -> None:
     """Write the roles' states at a round's end into the ``checkpoint`` folder, and remove older checkpoints.
 
-    kept: how many are kept, None for all.
+    kept: the number of checkpoints to keep, None for all.
     """
     make_folder(folder, 0o700)
     final, partial = folder / f"round-{place.round:06d}", folder / f".round-{place.round:06d}.partial"
-    for left in folder.glob(".round-*.partial"):  # by a crash
+    for left in folder.glob(".round-*.partial"):  # left by a crash
         shutil.rmtree(left)
     partial.mkdir(mode=0o700)
     for role, state in states.items():
         write_atomically(partial / f"{role}.safetensors", _pack(state), mode=0o600)
     _write_id(partial, place)
-    if final.exists():  # of an earlier session; one rename, so that half of it is never found
+    if final.exists():  # of an earlier session; one rename, so that no half of it remains
         rename(final, folder / f".{final.name}.old.partial")
     rename(partial, final)
     for old in _checkpoints(folder)[:-kept] if kept else ():
@@ -70,7 +70,7 @@ def save_checkpoint(folder: Path, place: CheckpointId, states: Mapping[str, Stat
 
 
 def begin_session(folder: Path, place: CheckpointId) -> None:
-    """Note in the last checkpoint, of the round of `place`, that another session has begun.
+    """Record in the last checkpoint, of the round of `place`, that another session has begun.
 
     So a session that is killed before its first checkpoint still has its own number and views.
     """
@@ -78,10 +78,7 @@ def begin_session(folder: Path, place: CheckpointId) -> None:
 
 
 def last_checkpoint(folder: Path, up_to: int | None = None) -> tuple[CheckpointId, dict[str, State]] | None:
-    """Return the last whole checkpoint (of round `up_to` at most), or None.
-
-    Raises `moretta.errors.ParameterError` for a damaged one.
-    """
+    """Return the last whole checkpoint, or None. up_to: its latest round. A damaged one raises ParameterError."""
     folders = [path for path in _checkpoints(folder) if up_to is None or int(path.name.removeprefix("round-")) <= up_to]
     if not folders:
         return None
@@ -131,8 +128,8 @@ def _pack(state: State) -> Sequence[bytes | memoryview]:
 def _file_parts(arrays: Mapping[str, Array], metadata: str) -> Sequence[bytes | memoryview]:
     """Return a safetensors file with one metadata entry, ``moretta``: a header, and each array's own memory.
 
-    That is 8 bytes of length, a JSON header padded to a multiple of 8, then the arrays, which `safetensors.numpy.save`
-    would copy twice. They are sorted by itemsize, then by safetensors' own list of dtypes, then by name.
+    The header is 8 bytes of length and JSON, padded to a multiple of 8. `safetensors.numpy.save` would copy the arrays
+    twice. They are sorted by itemsize, then by safetensors' own list of dtypes, then by name.
     """
     entries: dict[str, Any] = {"__metadata__": {"moretta": metadata}}
     pieces, offset = list[bytes | memoryview](), 0
@@ -154,7 +151,7 @@ def _content(path: Path) -> bytes:
 
 
 def _unpack(content: bytes) -> State:
-    arrays = dict(sorted(load(content).items()))  # in another order at each call, otherwise
+    arrays = dict(sorted(load(content).items()))  # sorted, because the order of `load` varies
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     plain = json.loads(header["__metadata__"]["moretta"])
     restored = {name: bytes.fromhex(v["bytes"]) if isinstance(v, dict) else v for name, v in plain.items()}
@@ -164,7 +161,7 @@ def _unpack(content: bytes) -> State:
 class HalfDone:
     """A silo's unfinished local work of a round, in a file of its own (0600), which never leaves the silo.
 
-    path: of the file. minutes: between two writes. None of either saves nothing.
+    path: of the file. minutes: between two writes. Without one of them nothing is saved.
     """
 
     def __init__(self, path: Path | None = None, minutes: float | None = None) -> None:
@@ -173,7 +170,7 @@ class HalfDone:
         self.keeps = self._path is not None  # whether anything is saved
 
     def begin(self, *of: int | str | bytes) -> State:
-        """Return the saved state of this work; empty without one. The state of other work is removed.
+        """Return the saved state of this work, empty without one; remove the state of other work.
 
         of: everything that determines the work.
         """

@@ -1,8 +1,7 @@
-"""A silo in a process of its own, so that its memory can be measured and limited; its standard input takes messages.
+"""A silo in a process of its own, so that its memory can be measured and limited; it reads messages on standard input.
 
 Each part follows its length (`moretta.contract.framing`): a message of the codec, or named arrays
-(`moretta.engines.frames`). Nothing else is ever on standard output, and nothing secret is on the command line or in the
-environment.
+(`moretta.engines.frames`). Standard output carries nothing else. The command line and the environment hold no secret.
 
     parent                                          the process
       BeSilo(settings, its state), its rows     -->   makes its role
@@ -37,7 +36,7 @@ SENTENCE = 10_000  # characters
 
 @message("edge/be-silo")
 class BeSilo(Message):
-    """Be this silo: its settings (`moretta.protocols.baffle.silo.recipe`) and state; its rows follow as arrays.
+    """Become this silo, by its settings (`moretta.protocols.baffle.silo.recipe`) and state; its rows follow as arrays.
 
     insecure: for tests, the root of its keys; if empty, the operating system draws them.
     """
@@ -61,10 +60,14 @@ class Acknowledged(Message):
 
 @message("edge/envelope")
 class AnswerHeader(Message):
-    """Precedes an answer; protocols never receive it.
+    """The header of an answer; protocols never receive it.
 
-    seconds: by phase. peak_mib: the process's largest resident memory. state: the silo's, if changed. error: the
-    error's class, of `moretta.errors` or any other, and its sentence; then no answer follows.
+    Args:
+        seconds: By phase.
+        peak_mib: The process's largest resident memory, in MiB.
+        state: The silo's, if changed.
+        error: The error's class, of `moretta.errors` or any other. Then no answer follows.
+        sentence: The error's.
     """
 
     seconds: Mapping[str, float]
@@ -78,7 +81,7 @@ MESSAGES = (BeSilo, Restore, Acknowledged, AnswerHeader)
 
 
 def as_arrays(state: Mapping[str, bytes]) -> dict[str, Array]:
-    """Return a state for the codec: an optimizer's moments are longer than bytes may be in a message."""
+    """Return a state for the codec, because an optimizer's moments are longer than a message's bytes may be."""
     return {name: np.frombuffer(value, np.uint8) for name, value in state.items()}
 
 
@@ -98,7 +101,7 @@ def error_of(envelope: AnswerHeader) -> Exception:
     return RuntimeError(f"{envelope.error}: {envelope.sentence}") if kind is None else kind(envelope.sentence)
 
 
-# Threads have buffers of their own, and the C library's pools for them too; large arrays go back when they are freed.
+# One thread and one memory pool save their buffers; a low threshold returns large arrays to the system when freed.
 SMALL = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -108,19 +111,25 @@ SMALL = {
 
 
 class ChildClient:
-    """Runs a silo's role in a process of its own, which starts with the first message.
+    """Run a silo's role in a process of its own, which starts with the first message.
 
     The process answers until `close`, or until this object or the interpreter ends. If it dies, hangs up, or sends no
     valid answer in time, the silo misses that exchange (`moretta.errors.Disconnected`). The next message starts another
-    process with the last state that was returned, from which a new set-up can continue.
+    process with the last returned state, from which a new set-up can continue.
 
-    `settings`: `moretta.protocols.baffle.silo.recipe.EdgeSettings`, dumped. `state`: the role's first one, which
-    determines its secrets.
-    `command`: of the process. x, y: the rows in the role's form. `messages`: of the run. `insecure`: as in `BeSilo`.
-    `answer_locally`: answers messages about data that the process lacks, and returns None to any other. `charge`: takes
-    the process's seconds by phase. `peak_mib`: its largest memory. `deadline`: seconds to take a message, and again to
-    answer it; `START` if it has to start first. `ends`: how often its process ended or was ended. `starting`: seconds
-    of the last answer that its start took, which the deadline does not count.
+    Attributes: `charge` receives the process's seconds by phase. `peak_mib` is its largest memory. `deadline` is the
+    seconds to take a message, and again to answer it, or `START` if the process has to start first. `ends` counts the
+    ends of processes. `starting` is the start's part of the last answer's seconds, which the deadline does not count.
+
+    Args:
+        name: The silo's.
+        settings: `moretta.protocols.baffle.silo.recipe.EdgeSettings`, dumped.
+        state: The role's first one, which determines its secrets.
+        command: Of the process.
+        rows: Inputs and targets in the role's form.
+        messages: Of the run.
+        insecure: As in `BeSilo`.
+        answer_locally: Answers messages about data that the process lacks, and returns None to any other.
     """
 
     def __init__(
@@ -134,7 +143,7 @@ class ChildClient:
         insecure: bytes = b"",
         answer_locally: Callable[[Message], Message | None] = lambda message: None,
     ) -> None:
-        self.phase: Phase = no_phase  # the process has its own clock
+        self.phase: Phase = no_phase  # the process measures its own phases
         self.charge: Callable[[str, float], None] = lambda phase, seconds: None
         self.peak_mib = self.starting = 0.0
         self.ends = 0
@@ -147,9 +156,9 @@ class ChildClient:
 
     @InSteps
     def answer(self, message: Message) -> Answering:
-        """Return the process's answer. Raises what it raised, and `moretta.errors.Disconnected` without an answer.
+        """Return the process's answer; other silos may answer meanwhile.
 
-        Other silos may answer while it works.
+        Raises the process's own error, and `moretta.errors.Disconnected` without an answer.
         """
         self.starting = 0.0
         if (answer := self._answer_locally(message)) is not None:
@@ -160,7 +169,7 @@ class ChildClient:
         try:
             reply: Message = yield Waiting(self, time.monotonic())
             return reply
-        except GeneratorExit:  # nobody takes its answer, which must not be the next message's
+        except GeneratorExit:  # no caller takes the answer, which must not become the next message's
             self.close()
             raise
 
@@ -171,13 +180,13 @@ class ChildClient:
         begin = BeSilo(stamp=HERE, settings=self._settings, state=state, insecure=self._insecure)
         try:
             self._done(begin, self._rows, seconds=max(START, self.deadline))
-        except Exception:  # half made, it is of no use to the next message
+        except Exception:  # half started, it cannot serve the next message
             self.close()
             raise
         self.starting = time.monotonic() - began
 
     def state(self) -> State:
-        """Return the last state that the process sent; it sends each changed one with its answer."""
+        """Return the last state that the process sent; it sends each changed state with its answer."""
         return dict(self._state)
 
     def restore(self, state: State) -> None:
@@ -216,7 +225,7 @@ class ChildClient:
         if not isinstance(envelope, AnswerHeader):
             raise self._gone(f"sent `{envelope.TAG}` before its envelope")
         waited = (time.monotonic() - began) / (sum(envelope.seconds.values()) or 1.0)
-        for phase, spent in envelope.seconds.items():  # the rest went by while others answered
+        for phase, spent in envelope.seconds.items():  # the other seconds passed while others answered
             self.charge(phase, spent * min(1.0, waited))
         self.peak_mib = max(self.peak_mib, envelope.peak_mib)
         self._state = as_bytes(envelope.state) or self._state
@@ -226,7 +235,7 @@ class ChildClient:
 
     @contextlib.contextmanager
     def _within(self, seconds: float | None) -> Iterator[Process]:
-        """Yield the process for these seconds, None for the deadline; end it with an error if it fails or is late."""
+        """Limit the exchange to these seconds, None for the deadline; end the process with an error on failure."""
         seconds, process = self.deadline if seconds is None else seconds, self._process
         if process is None:
             raise MisuseError(f"the process of silo `{self._name}` has ended; expected it to run")
@@ -250,7 +259,7 @@ class ChildClient:
 
 
 class Waiting:
-    """Waits for the answer of a silo's process: `moretta.contract.roles.Work` that is best done last."""
+    """Waiting for the answer of a silo's process: `moretta.contract.roles.Work` that is best done last."""
 
     least = 2
 
@@ -265,18 +274,18 @@ class Waiting:
     def alone(self) -> Message:
         """Return the answer. Raises as `ChildClient.answer`.
 
-        The deadline counts from the message; a finished answer has `PATIENCE` to come through the pipe.
+        The deadline counts from the message; a finished answer has `PATIENCE` to pass through the pipe.
         """
         left = self._asked + self._client.deadline - time.monotonic()
         return self._client.reply(max(left, min(PATIENCE, self._client.deadline)))
 
     def together(self, works: "Sequence[Waiting]") -> Sequence[Message]:
-        """Return the answers of several."""
+        """Return the answers of several works."""
         return [work.alone() for work in works]
 
 
 def own_environment() -> dict[str, str]:
-    """Return this process's environment for a silo's process, which is small and starts in another folder."""
+    """Return this process's environment, adapted to a silo's process, which is small and starts in another folder."""
     environment = {**os.environ, **SMALL}
     if "PYTHONPATH" in environment:
         environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, environment["PYTHONPATH"].split(os.pathsep)))

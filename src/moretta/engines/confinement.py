@@ -1,14 +1,13 @@
-"""Confinement of a process that runs somebody else's code or graph.
+"""Confinement of a process that runs another party's code or graph.
 
 An audit's attack, a model from a graph and an edge client's ONNX file run in such processes. Each starts in an empty
-folder (`empty_folder`), so that a relative path names nothing, and calls `confine` before it reads what it runs. That
-bounds its memory and leaves no core dump with rows.
-With Linux's Landlock (from 5.13) the kernel refuses files, except reading in some folders, and TCP, signals to others
-and access to other processes. It does not refuse UDP, Unix sockets or forks. A process can always find out whether a
-guessed path exists.
+folder (`empty_folder`), so that a relative path names nothing, and calls `confine` before it reads its code or graph.
+That bounds its memory and prevents a core dump with rows. With Linux's Landlock (from 5.13) the kernel refuses files,
+except reading in some folders, and TCP, signals to others and access to other processes. It does not refuse UDP, Unix
+sockets or forks. A process can always find out whether a guessed path exists.
 
 `watch` is for Python code, such as an attack. A hook on Python's audit events refuses its files, sockets and processes.
-It stops mistakes and curiosity, not intent: `gc` reaches what the hook holds, and native code avoids it.
+It stops mistakes and curiosity, not intent: `gc` reaches the hook's objects, and native code bypasses it.
 """
 
 import contextlib
@@ -38,8 +37,8 @@ _REFUSED = (
     "ctypes.",
     "pty.",
     "resource.",  # limits, of other processes too
-    "os.chdir",  # and os.fchdir, so that a relative path means one place
-    "sqlite3.",  # which opens files by itself
+    "os.chdir",  # and os.fchdir, so that a relative path has one meaning
+    "sqlite3.",  # it opens files without an event
 )
 _READS = ("open", "os.listdir", "os.scandir", "os.getxattr", "os.listxattr")
 _WRITES = (
@@ -48,7 +47,7 @@ _WRITES = (
 )  # fmt: skip
 _CREATE, _ADD, _RESTRICT = 444, 445, 446  # Landlock's system calls, the same on all architectures
 _HARMLESS = (os.devnull, "/dev/urandom")
-# What the system's libraries read as they are loaded, beside the installed packages.
+# Files that the system's libraries read when they are loaded, beside the installed packages.
 _SYSTEM = (
     "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/usr/share/zoneinfo",
     "/etc/localtime", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/sys/devices/system",
@@ -76,7 +75,7 @@ def confine(folders: Sequence[Path], written: Sequence[Path] = ()) -> None:
     Raises:
         RunFailed: the kernel has Landlock and refused to confine the process.
     """
-    tempfile.tempdir = os.devnull  # nobody can write there; libraries that ask for its name find it without trying
+    tempfile.tempdir = os.devnull  # not writable; libraries accept it without a test
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     most = int(SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     bounds = [bound for bound in (most, *resource.getrlimit(resource.RLIMIT_DATA)) if bound != resource.RLIM_INFINITY]
@@ -88,7 +87,7 @@ def confine(folders: Sequence[Path], written: Sequence[Path] = ()) -> None:
 def readable() -> Sequence[Path]:
     """Return the folders that a confined process may read: this package, Python's library and its neighbours.
 
-    Not `sys.prefix`: a run folder may be below that.
+    They exclude `sys.prefix`, because a run folder may be below it.
     """
     base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
     installed = [
@@ -104,10 +103,10 @@ def readable() -> Sequence[Path]:
 def watch(folders: Sequence[Path]) -> None:
     """Refuse this process's Python code all files, sockets and processes, except reading in some folders.
 
-    folders: as of `confine`, which is called before.
+    folders: as for `confine`, which must be called first.
     """
     allowed = tuple(f"{folder.resolve()}{os.sep}" for folder in folders)
-    # What `refuse` uses it has from here: an attack can bind anew what modules and `builtins` hold, of os.path all.
+    # `refuse` uses these local names, because an attack can rebind the names of modules, `builtins` and os.path.
     refused, changing, reading, harmless = _REFUSED, _WRITES, _READS, _HARMLESS
     kind, text, data, number = type, str, bytes, int
     readlink, fspath, says = os.readlink, os.fspath, _SAYS
@@ -124,7 +123,7 @@ def watch(folders: Sequence[Path]) -> None:
             elif part not in ("", "."):
                 try:
                     target = readlink(f"{resolved}/{part}")
-                except OSError:  # no link, or nothing there
+                except OSError:  # not a link, or absent
                     resolved = f"{resolved}/{part}"
                     continue
                 links += 1
@@ -136,25 +135,25 @@ def watch(folders: Sequence[Path]) -> None:
 
     def refuse(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "ctypes.dlopen" and kind(arguments[0]) is text and real(arguments[0]).startswith(allowed):
-            return  # as torch does when it is imported; no function in it can be looked up
+            return  # torch does so when it is imported; no function in it can be looked up
         if event.startswith(refused) or event in changing:
             raise PermissionError(f"{says} {event}")
         if event not in reading or not arguments or kind(arguments[0]) is number:
             return
         path: Any = "." if arguments[0] is None else arguments[0]
-        path = path if event == "open" else fspath(path)  # libraries list folders by pathlib
+        path = path if event == "open" else fspath(path)  # libraries list folders by a pathlib path
         path = path.decode("utf-8", "surrogateescape") if kind(path) is data else path
-        if kind(path) is not text:  # an object that Python makes a path of may give the system another path than here
+        if kind(path) is not text:  # a path-like object may give the system another path than it gives here
             raise PermissionError(f"{says} {event} of no plain path")
         writes = event == "open" and (arguments[2] or 0) & writing
-        # Nothing is in the working directory, and os.open does not report the folder that a path may be relative to.
+        # The working directory is empty, and os.open does not report the folder of a relative path.
         elsewhere = not path.startswith("/")
         path = real(path)
         inside = f"{path}/".startswith(allowed)
         if elsewhere or (path not in harmless and (writes or not inside)):
             raise PermissionError(f"{says} {event} of a file")
 
-    # No audit event tells of this one, by which multiprocessing starts Python anew.
+    # No audit event reports this function, by which multiprocessing starts Python.
     for module in filter(None, (sys.modules.get("_posixsubprocess"), subprocess)):
         for name in {"fork_exec", "_fork_exec"} & vars(module).keys():
             setattr(module, name, _refused)
@@ -169,10 +168,10 @@ def landlock() -> int:
 
 
 def kernel(folders: Sequence[Path], written: Sequence[Path] = ()) -> bool:
-    """Have the kernel refuse the same, for ever, if it can; return whether it does.
+    """Have the kernel refuse the same, permanently, if it can; return whether it does.
 
-    Landlock, docs.kernel.org/userspace-api/landlock.html: files but those, programs, TCP, other processes' /proc, and
-    signals to them. It confines only this thread and its descendants.
+    With Landlock, docs.kernel.org/userspace-api/landlock.html, it refuses all other files, programs, TCP, other
+    processes' /proc, and signals to them. It confines only this thread and its descendants.
     """
     version = landlock()
     if not version:
@@ -183,7 +182,7 @@ def kernel(folders: Sequence[Path], written: Sequence[Path] = ()) -> bool:
     parts = (every, tcp, scopes)[: 3 if version >= 6 else 2 if version >= 4 else 1]
     ruleset = struct.pack(f"={len(parts)}Q", *parts)
     rules = call(_CREATE, ruleset, ctypes.c_size_t(len(ruleset)), 0)
-    write_file |= 1 << 14 if version >= 3 else 0  # truncating, which was nobody's to refuse before
+    write_file |= 1 << 14 if version >= 3 else 0  # truncating, which earlier versions could not refuse
     writable = set(map(str, written))
     for path in (*map(str, folders), *writable, *filter(os.path.exists, _SYSTEM)):
         file = os.open(path, os.O_PATH)

@@ -25,14 +25,14 @@ class Delivery(Protocol):
         """Send each silo its message; return the valid answers and the reasons of the missing ones."""
 
     def take_traffic(self) -> Mapping[tuple[str, str], int]:
-        """Return the bytes since the last call, by direction ("up", "down", "shares": also up) and ask tag."""
+        """Return the bytes since the last call, by direction ("up", "down", "shares": also up) and the ask's tag."""
 
     @property
     def peak_mib(self) -> float | None:
         """The largest memory of any silo's own process so far; None without such silos."""
 
     def back(self, silos: Sequence[str], least: int) -> Sequence[str]:
-        """Wait, if waiting can help, until at least `least` of these silos are reachable; return those."""
+        """Wait, if that can help, until at least `least` of these silos are reachable; return the reachable ones."""
 
     def away(self, silos: Sequence[str]) -> Mapping[str, Missing]:
         """Return which of these silos are known to be unavailable, and why, so that no round begins with them."""
@@ -44,11 +44,11 @@ class Delivery(Protocol):
         """Have remote silos save their states at a round's end."""
 
     def close(self) -> None:
-        """End what was started for silos."""
+        """End the processes that were started for silos."""
 
 
 class TrafficCounter:
-    """Bytes by direction and by the ask's tag."""
+    """Counts bytes by direction and by the ask's tag."""
 
     def __init__(self) -> None:
         self._bytes: defaultdict[tuple[str, str], int] = defaultdict(int)
@@ -77,7 +77,7 @@ def lengths_of(answer: Message) -> tuple[int, int]:
 
 
 def replies_of(ask: Ask, answer: Callable[[str, Message], Message | Missing]) -> Replies:
-    """Return the replies to an ask, in its order, and log the missing ones. answer: of a silo, or why it is missing."""
+    """Return the replies to an ask, in its order, and log the missing ones. answer: a silo's, or why it is missing."""
     answers: dict[str, Message] = {}
     missing: dict[str, Missing] = {}
     for silo, message in ask.messages.items():

@@ -1,19 +1,19 @@
-"""The driver that all engines share: it runs rounds, repeats failed ones, and sets up anew when the cohort changes.
+"""The driver that all engines share: it runs rounds, repeats failed ones, and repeats the set-up if the cohort changes.
 
-The driver decides; an engine only delivers. A silo that is late, refuses, fails or answers with anything else is named
-and misses only this round; the next round asks it again. If the protocol needs it, the others repeat the round as the
-next attempt after a new set-up, so no mask is used twice.
+The driver decides; an engine only delivers. A silo that is late, refuses, fails or sends an invalid answer is named and
+misses only this round; the next round asks it again. If the protocol needs it, the others repeat the round as the next
+attempt after a new set-up, so no mask is used twice.
 
 A silo helps to open one sum of a take (`moretta.secure_aggregation.one_sum`). Silos may have been bound to a sum before
 the attempt failed, or report that they were (`Reason.SPENT`). Then the next take follows, with other rows. If silos
 upload all their rows, the same silos repeat the same take, and the driver waits for them: the set that most of them
 name (`moretta.engines.takes`). A silo that names an impossible set counts as malformed. A silo that was silent when
-others were bound has cost a take. After two it sits the next round out, and is then set up anew with the others,
+others were bound has cost a take. After two it is left out of the next round, and then admitted again by a new set-up,
 `READMITS` times in a session.
 
-A round with too few silos is lost if the absent ones would complete it. The next one follows with a new set-up if it
-draws other rows, or if nobody was asked to open a sum of the lost one. If all rows are used and a sum may be open, the
-next round would add up the same rows under the same model over other silos. So the run fails with an error.
+A round with too few silos is lost if the absent ones would complete it. The next round follows with a new set-up if it
+draws other rows, or if no silo was asked to open a sum of the lost one. If all rows are used and a sum may be open, the
+next round would sum the same rows under the same model over other silos. So the run fails with an error.
 """
 
 import logging
@@ -32,10 +32,10 @@ from moretta.errors import MisuseError, MorettaError, ParameterError, PeerError,
 
 log = logging.getLogger("moretta")
 
-WAITS = 3  # times that a round waits for silos to come back, before the run fails
+WAITS = 3  # times that a round waits for absent silos before the run fails
 COSTS = 2  # takes that a silo may cost before it is left out
-READMITS = 5  # times in a session that it is let in again after that
-LOSSES = 3  # rounds in a row that may be lost, before the run fails
+READMITS = 5  # times in a session that it is admitted again after that
+LOSSES = 3  # rounds in a row that may be lost before the run fails
 
 R = TypeVar("R")
 
@@ -51,11 +51,16 @@ class DroppedSilo:
 
 @dataclass(frozen=True)
 class RoundEnd:
-    """A finished round: the successful attempt and take, its silos, its result, and the missing silos.
+    """A finished round.
 
-    `cohort`: of the successful attempt's set-up. `dropped`: every silo that missed an answer of the round, in its
-    cohort or not, with the first reason. `sums`: those opened since the previous round, also in aborted attempts.
-    `lost`: why the round was lost, else empty; attempt, take and cohort are then of the last try.
+    Args:
+        number: From 1.
+        attempt, take: Of the successful try; of the last one in a lost round, as is `cohort`.
+        cohort: The silos of that attempt's set-up.
+        report: The round's result.
+        dropped: Every silo that missed an answer of the round, in its cohort or not, with the first reason.
+        sums: Those opened since the previous round, also in aborted attempts.
+        lost: Why the round was lost, else empty.
     """
 
     number: int
@@ -69,7 +74,7 @@ class RoundEnd:
 
 
 class RoundLost(RunFailed):
-    """Too few silos are left for a round, and the next one may follow it. end: the lost round."""
+    """Too few silos are left for a round, and the next round may follow. end: the lost round."""
 
     def __init__(self, end: RoundEnd) -> None:
         super().__init__(end.lost)
@@ -77,12 +82,18 @@ class RoundLost(RunFailed):
 
 
 class Driver:
-    """Runs a server against the silos of an engine.
+    """Run a server against the silos of an engine.
 
-    `run`: the id of all stamps. `least`: the fewest silos of a round. `chosen`: the silos of a round, by its number;
-    all if None. `asked`: the takes that earlier sessions asked for. `draws`: whether each round draws other rows than
-    the previous one. `only`: whether this is the run's only session, so that nobody has opened a sum that was not
-    requested here.
+    Args:
+        server: The coordinating role.
+        silos: All silos of the run.
+        run: The id of all stamps.
+        engine: Delivers asks.
+        least: The fewest silos of a round.
+        chosen: Returns the silos of a round by its number; None for all.
+        asked: The takes that earlier sessions asked for.
+        draws: Whether each round draws other rows than the previous one.
+        only: Whether this is the run's only session, so that no earlier one can have opened a sum.
     """
 
     def __init__(
@@ -103,17 +114,17 @@ class Driver:
         self._asked = asked or AskedTakes()
         self._cohort: list[str] | None = None  # none until a set-up has succeeded
         self._present: Sequence[str] = ()  # the silos of the round
-        self._cost = Counter[str]()  # takes, by the silo that was silent when the others were bound
-        self._out = dict[str, float]()  # the last round that a silo sits out for what it has cost
-        self._opens = False  # whether anybody was asked to open a sum of the round
+        self._cost = Counter[str]()  # lost takes, by the silo that was silent when the others were bound
+        self._out = dict[str, float]()  # the last round that a silo is left out of for its costs
+        self._opens = False  # whether any silo was asked to open a sum of the round
         self._sums = list[OpenedSum]()
 
     def rounds(self, first: int, last: int) -> Iterator[RoundEnd]:
         """Run rounds `first` to `last`. Raises `moretta.errors.RunFailed` when too few silos are left."""
         before: Sequence[DroppedSilo] = ()
-        if self._chosen is not None:  # statistics are over all silos, also if a part runs the first round
+        if self._chosen is not None:  # statistics are over all silos, even if only some run the first round
             _, _, before = self._repeat(first - 1, self._silos, _nothing)
-        row = 0  # of lost rounds
+        row = 0  # the number of lost rounds in a row
         for number in range(first, last + 1):
             present = self._silos if self._chosen is None else list(self._chosen(number))
             try:
@@ -122,16 +133,16 @@ class Driver:
             except RoundLost as lost:
                 if row == LOSSES:
                     raise RunFailed(f"{lost}; the {LOSSES} rounds before it were lost too") from None
-                if number == last and row == number - first:  # there would be no round to show for it
+                if number == last and row == number - first:  # the run would have no round
                     raise
                 log.warning("round %d is lost: %s", number, lost)
                 end, row = lost.end, row + 1
-                self._cohort = None  # silos half-way through it begin with new keys
+                self._cohort = None  # silos in the middle of the lost round begin with new keys
             yield replace(end, dropped=[*before, *end.dropped], sums=self.take_sums())
             before = ()
 
     def finish(self, number: int) -> tuple[Outcome, Sequence[DroppedSilo]]:
-        """Let the server release, in round `number`, one past the last."""
+        """Let the server release its result, in round `number`, one past the last."""
         outcome, _, dropped = self._repeat(number, self._silos, self._server.finish)
         return outcome, dropped
 
@@ -143,8 +154,8 @@ class Driver:
     def _repeat(
         self, number: int, present: list[str], begin: Callable[[Stamp], Exchange[R | Aborted]]
     ) -> tuple[R, Stamp, Sequence[DroppedSilo]]:
-        gone = dict[str, Missing]()  # everyone who was missing so far, also where the protocol did without
-        # The silos of the round, and those of them that are left out by now.
+        gone = dict[str, Missing]()  # every silo that was missing so far, also if the protocol continued without it
+        # The silos of the round, and those of them that are already left out.
         self._present, self._opens, lost = present, False, self._left_out(number, present)
         away = {silo: why for silo, why in self._engine.away(present).items() if silo not in lost}
         if len(present) - len(lost) - len(away) >= self._least:
@@ -224,7 +235,7 @@ class Driver:
         """Wait for silos that are away; return those still left out. Raises the failure if too few come back."""
         needed = len(takes.only) or self._least
         away = [silo for silo, why in lost.items() if why.reason in AWAY]
-        least = needed - len(takes.playing(lost))  # 0 or less: all of them, as the round needs each
+        least = needed - len(takes.playing(lost))  # 0 or less means all, because the round needs each
         back = self._engine.back(away, least if least > 0 else len(away)) if away and waits <= WAITS else []
         left = {silo: why for silo, why in lost.items() if silo not in back}
         if not back:
@@ -236,15 +247,15 @@ class Driver:
         return left
 
     def _may_be_lost(self, takes: RoundTakes, lost: Mapping[str, Missing]) -> bool:
-        """Return whether only silos that are away keep the round from its end, and the next one reveals nothing.
+        """Return whether only absent silos keep the round from its end, and the next round reveals nothing.
 
-        It then adds up other rows, or no sum of this one can be open.
+        It reveals nothing if it sums other rows, or if no sum of this round can be open.
         """
         away = [silo for silo, why in lost.items() if why.reason in AWAY]
         return len(takes.playing(lost)) + len(away) >= self._least and (self._draws or not self._opens)
 
     def _charge(self, number: int, silos: Sequence[str]) -> None:
-        """Note which silos have cost a take of a round, and how long those with too many sit out."""
+        """Record which silos have cost a take of a round, and how long those with too many are left out."""
         for silo in silos:
             self._cost[silo] += 1
             times, rest = divmod(self._cost[silo], COSTS)
@@ -252,7 +263,7 @@ class Driver:
                 self._out[silo] = number + 1 if times <= READMITS else inf
 
     def _left_out(self, number: int, present: Sequence[str]) -> dict[str, Missing]:
-        """Return the silos that sit this round out for their costs, unless too few would be left."""
+        """Return the silos that are left out of this round for their costs, unless too few would remain."""
         out = [silo for silo in present if self._out.get(silo, -1) >= number]
         if len(present) - len(out) < self._least:
             return {}
@@ -262,9 +273,9 @@ class Driver:
         }
 
     def _play(self, exchange: Exchange[R], gone: dict[str, Missing], *, set_up: bool = False) -> R:
-        """Drive one generator to its end; note missing silos in `gone`, and the opened sums.
+        """Drive one generator to its end; add missing silos to `gone`, and record the opened sums.
 
-        What the server computes outside its own phases is aggregation.
+        The server's work outside its own phases counts as aggregation.
         """
         replies: Replies | None = None
         opened, used = dict[tuple[Stamp, tuple[str, ...]], None](), False
@@ -278,7 +289,7 @@ class Driver:
                     return end.value  # type: ignore[no-any-return]
                 self._opens |= not set_up and opens(ask)
                 heard = self._engine.deliver(ask)
-                # Also in an earlier session: a silo that says so has helped to open a sum of this round.
+                # A silo that reports this has helped to open a sum of this round, perhaps in an earlier session.
                 spent = any(why.spent is not None for why in heard.missing.values())
                 self._opens |= spent and not set_up and not self._only
                 replies = self._believed(heard)
@@ -308,7 +319,7 @@ class Driver:
         return replace(replies, missing={**replies.missing, **heard}) if heard else replies
 
 
-AWAY = (Reason.DISCONNECTED, Reason.LATE)  # of silos that may come back by themselves
+AWAY = (Reason.DISCONNECTED, Reason.LATE)  # of silos that may return without help
 
 _COSTLY = f"it was silent {COSTS} times when the others had said who is in a sum, and "
 _ONCE = "sits this round out; it is set up anew in the next"
@@ -329,7 +340,7 @@ def _only_by(number: int, only: Sequence[str], lost: Mapping[str, Missing]) -> s
 
 
 def _note(gone: dict[str, Missing], missing: Mapping[str, Missing]) -> None:
-    """Add missing silos with their first reasons, which led to the others. One that names another take is present."""
+    """Add missing silos with their first reasons, which led to the others. A silo of another take is present."""
     for silo, why in missing.items():
         if why.spent is None:
             gone.setdefault(silo, why)

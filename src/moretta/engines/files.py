@@ -1,12 +1,12 @@
 """Files that are either complete or absent, also after a power cut.
 
 A file's bytes are on the disk before it gets its name, and then its folder is synced too. Without the second step, a
-machine that loses power may come back with the old file of a role's memory, or with none.
+machine that loses power may restart with the old file of a role's memory, or without one.
 
-A file at a path that a user names may be the user's own: `check_ending` and `check_replaced` run before any write.
+A file at a user's path may be the user's own: `check_ending` and `check_replaced` run before any write.
 
-A run folder may come from anybody. All its files are read by `read_file` or `open_file`, which take plain files alone:
-no link, which may lead out of the folder, and no pipe, which may never end.
+A run folder may come from anyone. All its files are read by `read_file` or `open_file`, which accept plain files alone:
+a link may lead out of the folder, and reading a pipe may never end.
 """
 
 import os
@@ -21,7 +21,7 @@ from moretta.contract.wording import either
 from moretta.errors import ParameterError
 
 _MOST_BYTES = {".toml": 1 << 22, ".json": 1 << 26, ".jsonl": 1 << 28, ".txt": 1 << 28, ".sha256": 1 << 10}
-"""Bytes of a text in a run folder by its ending; models and views may be as large as the free memory."""
+"""Bytes of a text in a run folder, by its ending; models and views may be as large as the free memory."""
 _NO_LINK_NO_WAIT = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # Windows has neither
 _LINK = "it is a link, which may lead out of the folder; put the file itself there"
 
@@ -41,7 +41,7 @@ def read_file(folder: Path, name: str, what: str = "a file of a run") -> bytes:
     with open_file(folder, name, what) as stream:
         size, most = os.fstat(stream.fileno()).st_size, _MOST_BYTES.get(Path(name).suffix)
         if most is None:
-            check_memory(2 * size, f"{folder / name} takes")  # as it is, and as arrays
+            check_memory(2 * size, f"{folder / name} takes")  # its bytes, and arrays of them
         elif size > most:
             raise ParameterError(
                 f"{folder / name}: expected {what} of at most {most:,} bytes, got {size:,}; restore the file"
@@ -95,7 +95,7 @@ def check_plain(folder: Path) -> None:
 
 
 def is_used(folder: Path, but: str = "") -> bool:
-    """Return whether a folder holds more than `but`, a file, or is something else than a folder."""
+    """Return whether a path holds more than `but`, a file, or is not a folder."""
     return any(path.name != but for path in folder.iterdir()) if folder.is_dir() else folder.exists()
 
 
@@ -106,7 +106,7 @@ def check_unused(folder: Path, remedy: str, but: str = "") -> None:
 
 
 def new_lines(path: Path, position: int) -> Iterator[list[bytes]]:
-    """Yield, each time, the whole lines that were added to a file, from a position in bytes on."""
+    """Yield, at each step, the whole lines that were added to a file, from a position in bytes on."""
     while True:
         data = b""
         with suppress(OSError), path.open("rb") as stream:
@@ -118,7 +118,7 @@ def new_lines(path: Path, position: int) -> Iterator[list[bytes]]:
 
 
 def rename(old: Path, new: Path) -> None:
-    """Rename a file or folder over any at the new path, and return when the disk has it."""
+    """Rename a file or folder over any at the new path; return when the disk has the new name."""
     old.replace(new)
     for folder in dict.fromkeys((new.parent, old.parent)):
         sync(folder)
@@ -129,7 +129,7 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
     if not path.is_dir():
         if not path.parent.exists():
             make_folder(path.parent)
-        path.mkdir(mode, exist_ok=True)  # also below a file, so that the error names the folder that was asked for
+        path.mkdir(mode, exist_ok=True)  # also below a file, so that the error names the requested folder
         sync(path.parent)
 
 
@@ -152,7 +152,7 @@ def check_ending(path: Path, *endings: str) -> None:
 def check_replaced(out: Path, what: str, is_one: Callable[[Path], bool]) -> None:
     """Raise `moretta.errors.ParameterError` if a file exists that a new one may not replace; an empty one may go.
 
-    what: a name for replaceable files, for the error. is_one: returns whether the file is such.
+    what: a name for replaceable files, for the error. is_one: returns whether the file is replaceable.
     """
     if out.is_dir():
         raise ParameterError(f"{out}: expected the name of a file, and a folder is there; name another file")
@@ -168,7 +168,7 @@ def check_replaced(out: Path, what: str, is_one: Callable[[Path], bool]) -> None
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Have an error of the system name this path, which the user gave, and not a temporary one beside it."""
+    """Make an error of the system name this path, which the user chose, and not a temporary one beside it."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
 """A lock on a folder for one process at a time, by a file in it (filelock) that names the holder.
 
-The system releases the lock when the process ends, however it ends. The file goes with the lock; a killed process's
-file has no effect, and the next holder takes it over. A fork does not keep its parent's lock.
+The system releases the lock when the process ends, however it ends, and the file is removed with the lock. A killed
+process's file has no effect, and the next holder replaces it. A fork does not keep its parent's lock.
 """
 
 import errno
@@ -23,29 +23,29 @@ from moretta.errors import ParameterError
 
 LOCK = "held.json"
 IN_USE = "{folder} is in use by {holder}; wait until that has ended, end it, or name another folder by --out"
-NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of a file system without locks
-WAIT = 10.0  # seconds for another process to have changed a file
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of a file system without locks
+WAIT = 10.0  # seconds for another process to change a file
 
-HOLDER = "job.json"  # which job has a site's folder
-LEAVE = 5.0  # seconds that an earlier job of this site has to end when it is asked to
-SILENT = 30.0  # seconds without a word from a job's server after which another may take its place
+HOLDER = "job.json"  # names the job that holds a site's folder
+LEAVE = 5.0  # seconds for an earlier job of this site to end on request
+SILENT = 30.0  # seconds without a request from a job's server after which another job may replace it
 STEP = 0.05  # seconds between two tries to lock
 
 log = logging.getLogger("moretta")
-_turns = list[FileLock]()  # a lock is released with its object, and a job's is to last as long as its process
+_turns = list[FileLock]()  # a lock is released with its object, and a job's lock must last as long as its process
 
 
 @contextmanager
 def held(folder: Path, name: str = LOCK, refusal: str = IN_USE) -> Iterator[None]:
-    """Hold a folder, which is made if need be, within a `with` block.
+    """Hold a folder within a `with` block; make the folder if it is missing.
 
     Args:
-        folder: to be held.
-        name: of the lock's file in it.
-        refusal: the error's sentence, with {folder} and {holder}.
+        folder: The folder.
+        name: Of the lock's file in it.
+        refusal: The error's sentence, with {folder} and {holder}.
 
     Raises:
-        ParameterError: another process or thread has the folder.
+        ParameterError: Another process or thread holds the folder.
     """
     make_folder(folder)
     path, owner = folder / name, os.getpid()
@@ -56,7 +56,7 @@ def held(folder: Path, name: str = LOCK, refusal: str = IN_USE) -> Iterator[None
         yield
     finally:
         if os.getpid() == owner:
-            if _record(path) == mine:  # while it is held, and not where the folder has gone and is another's now
+            if _record(path) == mine:  # only while held: another may have made the folder again
                 path.unlink()
             lock.release()
 
@@ -64,16 +64,15 @@ def held(folder: Path, name: str = LOCK, refusal: str = IN_USE) -> Iterator[None
 def refuse_held(folder: Path) -> None:
     """Raise `moretta.errors.ParameterError` if a process holds a folder; change nothing."""
     if (folder / LOCK).is_file():
-        with suppress(OSError):  # of another user, whose files cannot be written either
+        with suppress(OSError):  # a file of another user, whose folder cannot be written either
             _locked(folder / LOCK, IN_USE).release()
 
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Let one process at a time read and change a file, whose folder is made if need be; others wait.
+    """Let one process at a time read and change a file, whose folder is made if it is missing; others wait.
 
-    Raises:
-        ParameterError: another process takes longer than `WAIT`.
+    Raises `moretta.errors.ParameterError` if another process takes longer than `WAIT`.
     """
     make_folder(path.parent, 0o700)
     lock = _locked(
@@ -101,7 +100,7 @@ def _locked(path: Path, refusal: str, wait: float = 0.0) -> FileLock:
 
 def _lock(path: Path) -> FileLock:
     mode = 0o644 if path.name == LOCK else 0o600
-    return FileLock(path, mode=mode, thread_local=False, fallback_to_soft=False)  # its thread may end before it
+    return FileLock(path, mode=mode, thread_local=False, fallback_to_soft=False)  # its thread may end before the lock
 
 
 def _record(path: Path) -> object:
@@ -115,15 +114,21 @@ def _holder(path: Path) -> str:
     match _record(path):
         case {"pid": int(pid), "host": str(host), "since": str(since)}:
             return f"process {pid} on {host!r:.80}, since {since:.40}"
-    return "another process"  # which has the lock, and has not said yet who it is
+    return "another process"  # it holds the lock, and has not written its name yet
 
 
 def take_turn(folder: Path, job: str, made: float) -> Path:
     """Hold a site's folder while this process lives; return the file to `touch` while its server sends requests.
 
-    job: the digest of the shared settings. made: when the job was made. An older process of the same run, left by a
-    dead server, or one whose server is silent, is ended. Raises `moretta.errors.ParameterError` while another run uses
-    the folder.
+    A process of the same run that a dead server left behind is ended, and so is one whose server is silent.
+
+    Args:
+        folder: The site's.
+        job: The digest of the shared settings.
+        made: When the job was made.
+
+    Raises:
+        ParameterError: Another run uses the folder.
     """
     make_folder(folder, 0o700)
     lock = _lock(folder / "job.lock")
@@ -145,7 +150,7 @@ def _end_job(folder: Path, job: str, made: float, how: signal.Signals) -> None:
         holder, silent = json.loads(path.read_text()), time.time() - path.stat().st_mtime
         pid, theirs = int(holder["pid"]), float(holder["made"])
     except (OSError, ValueError, KeyError, TypeError):
-        return  # it has the lock, and has not said yet who it is
+        return  # it holds the lock, and has not written its name
     if silent < SILENT and (holder["job"] != job or theirs >= made):
         raise ParameterError(
             f"{folder} is in use by another job of this site (process {pid}), which its server still speaks to: "
@@ -153,5 +158,5 @@ def _end_job(folder: Path, job: str, made: float, how: signal.Signals) -> None:
         )
     with suppress(psutil.Error):
         process = psutil.Process(pid)
-        if any(Path(file.path) == lock.resolve() for file in process.open_files()):  # else the number is another's now
+        if any(Path(file.path) == lock.resolve() for file in process.open_files()):  # else the id is reused
             process.send_signal(how)

@@ -1,11 +1,11 @@
 """Frames between processes of this machine: named arrays, and other values around them.
 
 Named arrays have the codec's layout, behind their length. Any bytes are read as arrays or as one error, so the process
-may have run somebody else's code.
+may have run another party's code.
 
 Processes forked from the same one also pass None, truth values, numbers, text, bytes, and mappings by text, tuples and
-lists of these. A frame is a header of JSON, which locates everything, and the arrays, behind their lengths. So no
-number goes through text, and all answers of a process are one part. A message is its tag, its stamp and its fields.
+lists of these. A frame is a header of JSON, which locates everything, and the arrays, behind their lengths. So no array
+is converted to text, and all answers of a process are one part. A message is its tag, its stamp and its fields.
 """
 
 import json
@@ -26,7 +26,7 @@ PLAIN = (str, int, float, bool, type(None))
 
 
 def send_arrays(stream: BinaryIO, arrays: Mapping[str, Array]) -> None:
-    """Write named arrays. Raises OSError if the reader is gone, and CodecError for arrays without numbers."""
+    """Write named arrays. Raises OSError if the reader is gone, and CodecError for arrays that are not numeric."""
     framing.write(stream, *pack_arrays({name: np.asarray(array) for name, array in arrays.items()}))
 
 
@@ -91,7 +91,7 @@ def _as_json(value: Any, arrays: dict[str, Array]) -> Any:
             return {"bytes": _add(arrays, np.frombuffer(value, np.uint8))}
         case Mapping():
             names, values = list(value), list(value.values())
-            if names and all(type(item) is bytes for item in values):  # many peers' shares are one part
+            if names and all(type(item) is bytes for item in values):  # joined, because peers' shares are many
                 whole = np.frombuffer(b"".join(values), np.uint8)
                 return {"names": names, "lengths": [len(item) for item in values], "bytes": _add(arrays, whole)}
             return {"names": names, "values": _all_as_json(values, arrays)}
@@ -112,7 +112,7 @@ def _add(arrays: dict[str, Array], value: Array) -> str:
 
 
 def _read(of: socket.socket, length: int) -> Array:
-    data: Array = np.empty(length, np.uint8)  # not zeroed first
+    data: Array = np.empty(length, np.uint8)  # `empty` saves filling with zeros
     view, filled = data.data, 0
     while filled < length:
         more = of.recv_into(view[filled:], 0, socket.MSG_WAITALL)

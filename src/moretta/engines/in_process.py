@@ -1,7 +1,7 @@
 """The engine of one machine: it passes messages between roles in one process.
 
-It can inject faults: a silo vanishes, answers late or is cut short, to show that a federation survives it. A fault
-depends only on settings, round, silo and a message's phase, not on time or the order of asking. So a resumed run meets
+It can inject faults, to show that a federation survives them: a silo vanishes, answers late or is cut short. A fault
+depends only on settings, round, silo and a message's phase, not on time or the order of asking. So a resumed run has
 the same faults.
 """
 
@@ -30,7 +30,7 @@ INJECTED = "fault injection: "
 
 @dataclass(frozen=True)
 class Mishap:
-    """What happens to one message and its answer.
+    """The fault of one message and its answer.
 
     gone: why the silo is never reached. seconds: the answer's delay. cut: whether its last byte is lost.
     """
@@ -44,16 +44,16 @@ NO_MISHAP = Mishap()
 
 
 class Injector:
-    """Decides what happens to each message, in order of sending. phases: by tag, where it is not "upload"."""
+    """Chooses the fault of each message, in order of sending. phases: by tag, unless it is "upload"."""
 
     def __init__(self, faults: Faults, phases: Mapping[str, FaultPhase]) -> None:
         self._faults, self._phases = faults, phases
         self._drawn: tuple[FaultPhase, ...] = ("upload", "unmasking") if "unmasking" in phases.values() else ("upload",)
-        self._gone: dict[str, tuple[int, Missing]] = {}  # by silo, the round until whose end it cannot be reached
-        self._uploading: dict[str, Stamp] = {}  # by silo, when it was last asked to upload
+        self._gone: dict[str, tuple[int, Missing]] = {}  # by silo, the last round in which it cannot be reached
+        self._uploading: dict[str, Stamp] = {}  # by silo, the stamp of its last request to upload
 
     def befalls(self, silo: str, message: Message) -> Mishap:
-        """Return what happens to a message to this silo, and to its answer."""
+        """Return the fault of a message to this silo, and of its answer."""
         number, phase = message.stamp.round, self._phase(silo, message)
         if (gone := self._is_gone(silo, number, phase)) is not None:
             return Mishap(gone=gone)
@@ -66,7 +66,7 @@ class Injector:
         if phase == "upload":
             self._uploading[silo] = message.stamp
         if phase == "unmasking" and self._uploading.get(silo) != message.stamp:
-            return "set-up"  # the sum that is unmasked is one of the set-up, as common statistics are
+            return "set-up"  # a sum of the set-up, such as common statistics, is unmasked
         return phase
 
     def _is_gone(self, silo: str, number: int, phase: FaultPhase) -> Missing | None:
@@ -74,7 +74,7 @@ class Injector:
         if until == number:
             return missing
         for row in self._faults.drop:
-            # A round without a set-up begins with the upload: who vanishes in its set-up has vanished by then.
+            # A round without a set-up begins with the upload: a silo that vanishes in the set-up has vanished by then.
             if _is_of(row, silo, number, phase) or _is_of(row, silo, number, "set-up"):
                 return self._lose(silo, number, row.phase)
         if phase in self._drawn and self._draw(silo, number) == phase:
@@ -104,13 +104,18 @@ log = logging.getLogger("moretta")
 
 
 class InProcess:
-    """Delivers asks to clients in this process, or in processes that it starts.
+    """Deliver asks to clients in this process, or in processes that it starts.
 
-    `strict`: pass every message through the codec, both ways, as a network would.
-    `recorder`: records views. `deadline`: seconds after which an answer is dropped as late, and a silo's own process is
-    ended. `injector`: of faults. `workers`: the number of processes for silos, 1 for this one; it does not change
-    answers (`moretta.engines.workers`). `prepare`: called in each at its start. `scores`, `stacks`: as of
-    `moretta.engines.silos_here.SilosHere`.
+    Args:
+        clients: By silo.
+        codec: Of the run's messages.
+        strict: Whether every message passes through the codec, both ways, as in a network.
+        recorder: Records views.
+        deadline: Seconds after which an answer is dropped as late, and a silo's own process is ended.
+        injector: Of faults.
+        workers: Processes for silos, 1 for this one; the number does not change answers (`moretta.engines.workers`).
+        prepare: Called in each worker at its start.
+        scores, stacks: As in `moretta.engines.silos_here.SilosHere`.
     """
 
     def __init__(
@@ -144,8 +149,8 @@ class InProcess:
             self._silos = Workers(clients, codec, self._silos, workers, prepare)
         self._traffic, self._ends = TrafficCounter(), 0
         self.take_traffic = self._traffic.take
-        # `gather` brings the clients that this engine was given to where those stand that answer in other processes,
-        # `spread` those to states that the given ones were brought to.
+        # `gather` copies the states of clients in other processes to `clients`; `spread` copies given states to
+        # the clients in other processes.
         self.gather, self.spread, self.scores = self._silos.gather, self._silos.spread, self._silos.scores
 
     def deliver(self, ask: Ask) -> Replies:
@@ -168,7 +173,7 @@ class InProcess:
             if isinstance(answer, Message):
                 self._traffic.up(message, answer, answers[silo].lengths)
                 self._record("server", "received", silo, answer)
-                with self.clock.phase("aggregation"):  # the server looks at what it was sent
+                with self.clock.phase("aggregation"):  # the server checks its answers
                     return valid(silo, ask, message, answer)
             return answer
 
@@ -182,11 +187,11 @@ class InProcess:
         return self._silos.peak_mib
 
     def back(self, silos: Sequence[str], least: int) -> Sequence[str]:
-        """Return none: waiting brings no silo of this process back."""
+        """Return an empty list: waiting brings no silo of this process back."""
         return ()
 
     def away(self, silos: Sequence[str]) -> Mapping[str, Missing]:
-        """Return none: a missing silo is noticed when it is asked."""
+        """Return an empty mapping: a missing silo is noticed when it is asked."""
         return {}
 
     def renewed(self) -> bool:
@@ -203,7 +208,7 @@ class InProcess:
         """Do nothing: the silos' states are kept with the server's."""
 
     def _arrived(self, silo: str, message: Message, answered: Answered, mishap: Mishap) -> Message | Missing:
-        """Return a silo's answer as it arrives, or why it does not."""
+        """Return a silo's answer as it arrives, or why it is missing."""
         if silo in self._clients:
             self._record(silo, "received", "server", message)
         answer, took = answered.answer, answered.seconds + mishap.seconds
@@ -211,14 +216,14 @@ class InProcess:
             return answer
         self._record(silo, "sent", "server", answer)
         if took > self._deadline:
-            self._record("server", "received", silo, answer)  # it is too late, and it came
+            self._record("server", "received", silo, answer)  # too late, but it arrived
             late = f"expected an answer in {self._deadline:g} s, it took {took:.1f} s"
             return Missing(Reason.LATE, f"{INJECTED}{late}" if mishap.seconds else late)
         if mishap.seconds:
             log.warning("%s: silo `%s`: %s%g s late", message.stamp, silo, INJECTED, mishap.seconds)
         if not self._strict and not mishap.cut:
             return answer
-        try:  # of an answer whose last byte was lost nothing is left that the codec takes for a message
+        try:  # the codec accepts no answer whose last byte is lost
             wired = self._codec.encode(answer)
             return self._codec.decode(wired[:-1] if mishap.cut else wired)
         except CodecError as error:

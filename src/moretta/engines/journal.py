@@ -1,8 +1,8 @@
 """Journals of actions that a role may do once: each is recorded, synced, and only then done.
 
 A role that is killed, or returns to an earlier checkpoint, still has every record. A half record does not count,
-because its action was never done. Without room on the disk nothing is recorded, so nothing is done. `GrowingFile` reads
-such a file from a mark on while another process appends to it.
+because its action was never done. On a full disk nothing is recorded, so nothing is done. `GrowingFile` reads such a
+file from a mark on while another process appends to it.
 """
 
 import hashlib
@@ -19,35 +19,32 @@ from moretta.errors import ParameterError, PeerError, RunFailed
 from moretta.secure_aggregation.one_sum import HelpedSums
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
-UNKNOWN = "unknown"  # as on macOS: nothing would show a loss of power, so each line of a site is forced to the disk
+UNKNOWN = "unknown"  # as on macOS; a loss of power would remain unknown, so each line of a site is forced to the disk
 
 
 class Journal:
     """An append-only file of lines with one writing process at a time.
 
     Args:
-        path: of the file.
-        content: what the journal records and what its loss means, for the error about a lost file.
-        remedy: what the operator does about a lost file. Both are empty if a lost file is no error.
-        forces: whether lines are forced to the disk. One machine that plays all roles need not force them: a loss of
-            power could reveal only what is on that machine anyway.
-        mode: of the file.
+        path: Of the file.
+        content: The content of the journal and the consequence of its loss, for the error about a lost file.
+        remedy: What the operator does about a lost file. Both are empty if a lost file is no error.
+        forces: Whether lines are forced to the disk. One machine with all roles need not force them: a loss of power
+            could reveal only data of that machine.
+        mode: Of the file.
     """
 
     def __init__(
         self, path: Path, content: str = "", remedy: str = "", *, forces: bool = True, mode: int = 0o600
     ) -> None:
         self._path, self._content, self._remedy, self._forces, self._mode = path, content, remedy, forces, mode
-        self._exists = False  # as of the last look: a file that disappears later is not made anew
+        self._exists = False  # since the last check: a file that disappears later is not made again
 
     def open(self, *, begun: bool) -> list[str]:
         """Return the lines of the file, which is made unless it should exist.
 
-        Args:
-            begun: whether there is evidence of earlier use, such as a checkpoint beside the journal.
-
-        Raises:
-            moretta.errors.ParameterError: `begun`, and the file is missing.
+        begun: whether there is evidence of earlier use, such as a checkpoint beside the journal. Raises
+        `moretta.errors.ParameterError` if the file is missing nevertheless.
         """
         if begun and not self._path.exists():
             raise ParameterError(f"{self._path} is missing: expected {self._content}; {self._remedy}")
@@ -68,16 +65,15 @@ class Journal:
         return self._path.read_bytes().decode(errors="replace").splitlines()
 
     def append(self, *lines: str, force: bool = True) -> None:
-        """Append lines, which survive a kill of the process once this returns.
-
-        The first call makes the file and its folder.
+        """Append lines, which survive a kill of the process once this returns. The first call makes the file and its
+        folder.
 
         Args:
-            lines: without their ends; all of them are kept, or none.
-            force: whether the disk must have them, and all earlier ones, before this returns.
+            lines: Without their ends; all of them are kept, or none.
+            force: Whether the disk must have them, and all earlier ones, before this returns.
 
         Raises:
-            moretta.errors.RunFailed: the lines cannot be written whole; the file is unchanged.
+            RunFailed: The lines cannot be written whole; the file is unchanged.
         """
         try:
             self._append("".join(f"{line}\n" for line in lines).encode(), force and self._forces)
@@ -111,7 +107,7 @@ class Journal:
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    """Write all bytes: a nearly full disk takes some of them, and fails only at the next call."""
+    """Write all bytes: a nearly full disk accepts some of them, and fails only at the next call."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
@@ -131,7 +127,7 @@ def _remove_half_line(descriptor: int) -> int:
 class HelpedFile:
     """The file of sums that a silo has helped to open. One process at a time runs the silo and opens the file.
 
-    forces: as of `Journal`. begun: whether the file must exist. over_runs, apart, repeats, fewest: as of `HelpedSums`.
+    forces: as in `Journal`. begun: whether the file must exist. over_runs, apart, repeats, fewest: as in `HelpedSums`.
     It travels as JSON to the silo's own process.
     """
 
@@ -168,11 +164,7 @@ class HelpedFile:
 
     @cached_property
     def opened(self) -> HelpedSums:
-        """Return the recorded sums, which record further ones in the file.
-
-        Raises:
-            moretta.errors.ParameterError: the file is damaged, or missing although `begun`.
-        """
+        """Return the recorded sums, which record further ones in the file. Raises ParameterError if damaged or lost."""
         journal, powered = self._journal, powered_since() if self.forces else ""
         try:
             return HelpedSums(
@@ -200,19 +192,19 @@ def powered_since() -> str:
 
 
 CHUNK = 1 << 20  # bytes that are read at a time; a longer line is skipped
-BEFORE = 256  # bytes before a mark by which its place is known again
+BEFORE = 256  # bytes before a mark that identify its place
 
 _MARK = re.compile(r"(\d{1,15})-([0-9a-f]{16})")
 
 
-class Rewritten(Exception):  # no error: the reader begins again
+class Rewritten(Exception):  # not an error: the reader begins again
     """The content before a mark has changed."""
 
 
 class GrowingFile:
     """Reads the new whole lines of a file, time after time; the file may appear later.
 
-    mark: a value of the property; anything else is the beginning.
+    mark: a value of the property; any other text means the beginning.
     """
 
     def __init__(self, path: Path, mark: str = "") -> None:
@@ -237,7 +229,7 @@ class GrowingFile:
             if self._offset:
                 raise Rewritten from None
             return
-        with stream:  # one file from here on, also where another takes its name
+        with stream:  # the same file, even if another replaces it
             if self._digest_before(stream) != self._digest:
                 raise Rewritten
             while True:

@@ -1,9 +1,9 @@
 """Memory for large messages in mapped files, which the system may move to the disk.
 
-Uploads wait until it is known which are summed, and those of a large model are many times the model. They are in the
+Uploads wait until the silos of the sum are known, and those of a large model are many times the model. They are in the
 folder for temporary files (the variable TMPDIR; a file in a tmpfs saves no memory). A file has the mode 0600 and no
-name from the start, so nothing of it is left however its process ends. A mapping holds its file open, so these are at
-most half of the files that a process may have open.
+name, so it is removed however its process ends. A mapping holds its file open, so these are at most half of the files
+that a process may have open.
 """
 
 import dataclasses
@@ -29,13 +29,13 @@ LARGE = 1 << 20  # bytes; less stays in memory
 
 
 def room(length: int) -> memoryview:
-    """Return so many writable bytes, in a file if they are many and there is room for another."""
+    """Return this many writable bytes, in a file if they are many and another file may be open."""
     if length < LARGE:
         return memoryview(bytearray(length))
     try:
-        with tempfile.TemporaryFile() as file:  # the mapping holds it
+        with tempfile.TemporaryFile() as file:  # the mapping keeps it open
             descriptor = file.fileno()
-            if hasattr(os, "sysconf") and 2 * descriptor > os.sysconf("SC_OPEN_MAX") > 0:  # others are still to come
+            if hasattr(os, "sysconf") and 2 * descriptor > os.sysconf("SC_OPEN_MAX") > 0:  # half is for other files
                 raise OSError(errno.EMFILE, "half of the files that this process may have open are (ulimit -n)")
             _allocate(descriptor, length)
             return memoryview(mmap.mmap(descriptor, length))
@@ -56,7 +56,7 @@ def laid_down(message: Message) -> Message:
     lengths = list[int]()
     for value in fields.values():
         for array in (value,) if isinstance(value, np.ndarray) else value.values():
-            lengths.append(-(-array.nbytes // 8) * 8)  # so that what follows is aligned
+            lengths.append(-(-array.nbytes // 8) * 8)  # so that the next array is aligned
     if sum(lengths) < LARGE:
         return message
     memory, starts = room(sum(lengths)), itertools.accumulate(lengths, initial=0)
@@ -75,7 +75,7 @@ def laid_down(message: Message) -> Message:
 
 
 def _allocate(descriptor: int, length: int) -> None:
-    """Give a file its length, and its place on the disk now: a full disk would later kill the process."""
+    """Give a file its length and its place on the disk now, because a full disk would later kill the process."""
     if sys.platform == "linux":
         os.posix_fallocate(descriptor, 0, length)
     else:

@@ -1,4 +1,4 @@
-"""A process of its own, its pipes, and one that computes with somebody else's graph: it is sent arrays, and sends some.
+"""A process of its own, its pipes, and a confined one that computes with another party's graph on arrays.
 
 `ConfinedProcess` is the parent's half, and `serve` the process's own. A request and an answer are named arrays
 (`moretta.engines.frames`); nothing is pickled.
@@ -33,9 +33,9 @@ from moretta.engines.frames import LARGEST, receive_arrays, send_arrays
 from moretta.errors import CodecError, MisuseError, MorettaError, ParameterError
 
 START = 120.0  # seconds to start and load its rows, whatever the deadline
-LONGEST = 600.0  # seconds to answer where no deadline is given, so that a process that hangs does not hang the run
-PATIENCE = 5.0  # seconds to end in, once its input has ended, and for an answer that waits to be read
-STDERR_TAIL = 4096  # bytes in which the last line is looked for
+LONGEST = 600.0  # seconds to answer without a deadline, so that a process that hangs does not hang the run
+PATIENCE = 5.0  # seconds to end after its input has ended, and to transfer a finished answer
+STDERR_TAIL = 4096  # bytes in which the last line is searched
 ERROR = "error"
 SENTENCE = 1000  # characters
 
@@ -63,13 +63,13 @@ class Process:
         self._leads = leads
         self._pipes = _Pipe(self._popen.stdin), _Pipe(self._popen.stdout)
         self.input, self.output = cast(BinaryIO, self._pipes[0]), cast(BinaryIO, io.BufferedReader(self._pipes[1]))
-        self._finalizer = weakref.finalize(self, _end, self._popen, errors, held, leads)  # or as the interpreter ends
+        self._finalizer = weakref.finalize(self, _end, self._popen, errors, held, leads)  # also at exit
 
     @contextlib.contextmanager
     def within(self, seconds: float, gone: Callable[[str], Exception]) -> Iterator[None]:
-        """Let the process be read and written for these seconds, and kill it after them.
+        """Limit reading and writing of the process to these seconds, and kill it after them.
 
-        gone: closes it, and returns the error of what it did.
+        gone: closes it, and returns the error.
         """
         for pipe in self._pipes:
             pipe.until = time.monotonic() + seconds
@@ -90,7 +90,7 @@ class Process:
     def leave(self) -> None:
         """Leave the process to its parent, of which this one is a fork."""
         self._finalizer.detach()
-        self._popen.returncode = 0  # it is not this process's child, so that nobody here waits for it
+        self._popen.returncode = 0  # not this process's child, so this process must not wait for it
         for stream in (self._popen.stdin, self._popen.stdout):
             if stream is not None:
                 stream.close()
@@ -124,7 +124,7 @@ class _Pipe(io.RawIOBase):
         view, written = memoryview(data).cast("B"), 0
         while written < len(view):
             self._wait(select.POLLOUT)
-            with contextlib.suppress(BlockingIOError):  # less room than the system said
+            with contextlib.suppress(BlockingIOError):  # less room than the system reported
                 written += os.write(self._pipe.fileno(), view[written:])
         return written
 
@@ -137,7 +137,7 @@ class _Pipe(io.RawIOBase):
 
 def kill_group(number: int) -> None:
     """Kill a process that leads a group, and its descendants."""
-    with contextlib.suppress(ProcessLookupError):  # nothing of it is left
+    with contextlib.suppress(ProcessLookupError):  # all of its processes have ended
         os.killpg(number, signal.SIGKILL)
 
 
@@ -163,7 +163,7 @@ def _end(popen: subprocess.Popen[bytes], errors: IO[bytes], held: contextlib.Exi
             if stream is not None:
                 stream.close()
         except OSError:
-            pass  # what was still to be written has nobody to read it
+            pass  # the unwritten input has no reader
     try:
         popen.wait(PATIENCE)
     except subprocess.TimeoutExpired:
@@ -189,18 +189,19 @@ def environment(threads: int = 1) -> dict[str, str]:
         "OMP_NUM_THREADS": str(threads),
         "PATH": os.environ.get("PATH", ""),
         "LANG": "C.UTF-8",
-        "TORCHINDUCTOR_CACHE_DIR": "/",  # there already, so that torch.optim finds it and makes none
+        "TORCHINDUCTOR_CACHE_DIR": "/",  # an existing folder, so that torch.optim makes none
     }
 
 
 class ConfinedProcess:
     """A process that calls `serve`, from the first request until `close` or the end of this object.
 
-    Threads wait for each other, and a fork of this process starts its own: an answer belongs to the last request.
+    Threads wait for each other, and a fork of this process starts its own, because an answer belongs to the last
+    request.
 
     Args:
-        module: the process's, run by ``python -m``.
-        threads: of its computations.
+        module: The process's, run by ``python -m``.
+        threads: Of its computations.
     """
 
     def __init__(self, module: str, threads: int = 1) -> None:
@@ -212,11 +213,7 @@ class ConfinedProcess:
         return ConfinedProcess, (self._module, self._threads)  # a copy has a process of its own
 
     def ask(self, arrays: Mapping[str, Array], seconds: float = LONGEST) -> dict[str, Array]:
-        """Return the process's answer.
-
-        Raises:
-            ParameterError: what it raised; or it ended, took longer, or sent a malformed answer.
-        """
+        """Return the process's answer. Raises ParameterError for its error, its end, a late or a malformed answer."""
         if self._owner != os.getpid():  # a fork: the process and the lock are the parent's
             if self._process is not None:
                 self._process.leave()
@@ -239,7 +236,7 @@ class ConfinedProcess:
                 if (answer := receive_arrays(process.output)) is None:
                     raise BrokenPipeError
                 return answer
-        except BaseException:  # such as ctrl-c: its answer must not be the next request's
+        except BaseException:  # such as ctrl-c: its answer must not become the next request's
             if self._process is not None:
                 process.kill()
                 self.close()
@@ -258,7 +255,7 @@ class ConfinedProcess:
 def serve(answer: Callable[[dict[str, Array]], Mapping[str, Array]]) -> None:
     """Confine this process, then answer on standard input and output until they end."""
     sink = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what else is printed is no answer
+    os.dup2(2, 1)  # other output must not mix with answers
     confine(readable())
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):  # the parent is gone, or about to end
         while (arrays := receive_arrays(sys.stdin.buffer, LARGEST)) is not None:
@@ -270,7 +267,7 @@ def _answered(
 ) -> Sequence[bytes | memoryview]:
     try:
         return pack_arrays({name: np.asarray(array) for name, array in answer(arrays).items()})
-    except Exception as error:  # noqa: BLE001  # whatever a graph does; the process lives on
+    except Exception as error:  # noqa: BLE001  # a graph may raise anything; the process continues
         text = str(error) if isinstance(error, MorettaError) else f"{type(error).__name__}: {error}"
         line = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
         return pack_arrays({ERROR: np.frombuffer(line[:SENTENCE].encode(errors="replace"), np.uint8)})

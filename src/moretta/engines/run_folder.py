@@ -1,7 +1,7 @@
 """A run's folder while it is being written; ``docs/run-folder.md`` lists its files.
 
-`moretta.report.folder` reads a finished one. Checkpoints are of `engines.checkpoint`, views of `engines.views`, the
-lock of `engines.folder_lock`. Sums that a silo has helped to open are of `secure_aggregation.one_sum`.
+`moretta.report.folder` reads a finished one. Other modules write its checkpoints (`engines.checkpoint`), views
+(`engines.views`), lock (`engines.folder_lock`) and sums that a silo has helped to open (`secure_aggregation.one_sum`).
 """
 
 import errno
@@ -30,7 +30,7 @@ FORMAT = 1
 HISTORY = "history.jsonl"
 ROWS = "rows.sha256"  # in truth/
 ROWS_BY_SILO = "rows.json"
-FAILED = "the run failed: "  # begins the last line of a log
+FAILED = "the run failed: "  # the beginning of a log's last line
 PRIVACY = "privacy.json"  # at a site
 _USED = "; go on with that run by --resume, or name another folder by --out"
 SIMULATION = """This run was a simulation: one machine played all participants, so confined models lie side by side.
@@ -44,11 +44,11 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._helped = dict[str, HelpedFile]()
-        self.models = dict[str, str]()  # SHA-256 of each model that was written, in hex, by its file's name
+        self.models = dict[str, str]()  # SHA-256 of each written model, in hex, by its file's name
         self._hold = ExitStack()
 
     def hold(self) -> None:
-        """Keep other processes from writing here until `release`; raises as `held` and `check_plain` do."""
+        """Prevent other processes from writing here until `release`; raises as `held` and `check_plain` do."""
         check_plain(self.path)
         self._hold.enter_context(held(self.path))
 
@@ -62,17 +62,17 @@ class RunFolder:
         check_unused(self.path, _USED, LOCK)
         try:
             self.hold()
-        except OSError as error:  # below a file, say, or where nothing may be written
+        except OSError as error:  # such as below a file, or without permission
             raise ParameterError(
                 f"{self.path} cannot be made: {error.strerror}; expected a folder that may be written to; name another "
                 "by --out"
             ) from error
-        check_unused(self.path, _USED, LOCK)  # one that has come and gone meanwhile
+        check_unused(self.path, _USED, LOCK)  # a run may have come and gone meanwhile
         if run_file is not None:
             write_atomically(self.path / "run.toml", run_file.encode())
 
     def helped(self, silo: str) -> HelpedFile:
-        """Return a silo's file of sums that it has helped to open in a run in one process; no checkpoint resets it."""
+        """Return the file of sums that a silo of a run in one process has helped to open; no checkpoint resets it."""
         if silo not in self._helped:
             self._helped[silo] = HelpedFile(str(self.path.absolute() / "helped" / f"{silo}.jsonl"))
         return self._helped[silo]
@@ -99,7 +99,7 @@ class RunFolder:
         others = [*logger.handlers, *logging.getLogger().handlers]
 
         def for_terminal(record: logging.LogRecord) -> bool:
-            """Whether other handlers had this record without the file, for which the level is lowered."""
+            """Return whether other handlers would have this record without the file, which lowers the level."""
             return record.name != logger.name or record.levelno >= before
 
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -126,7 +126,7 @@ class RunFolder:
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Append a round to the history."""
-        history = Journal(self.path / HISTORY, forces=False, mode=0o644)  # each time anew, so one that was moved is too
+        history = Journal(self.path / HISTORY, forces=False, mode=0o644)  # opened each time: it may have been moved
         history.append(json.dumps(_finite(line), allow_nan=False))
 
     def history(self, up_to: int) -> list[dict[str, Any]]:
@@ -192,7 +192,7 @@ def why(error: BaseException) -> str:
 class _Log(logging.FileHandler):
     """A log file that silently loses lines on a full disk; the run's own writes fail with an error."""
 
-    def handleError(self, record: logging.LogRecord) -> None:  # logging's name
+    def handleError(self, record: logging.LogRecord) -> None:  # the name is logging's
         """Ignore an error of the disk; any other is our mistake."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
@@ -204,7 +204,7 @@ class _Log(logging.FileHandler):
 
 
 def _note(handler: logging.Handler, level: int, text: str) -> None:
-    """Write a line to the file alone: a terminal has it already."""
+    """Write a line to the file alone, because a terminal has it already."""
     handler.handle(logging.LogRecord("moretta", level, __file__, 0, "%s", (text,), None))
 
 
@@ -221,7 +221,7 @@ def _round(line: str) -> int | None:
     try:
         return int(json.loads(line)["round"])
     except (ValueError, KeyError, TypeError):
-        return None  # a line that a crash cut short
+        return None  # a crash cut the line short
 
 
 def read_model(folder: Path, name: str) -> dict[str, Array]:
@@ -235,7 +235,7 @@ def read_model(folder: Path, name: str) -> dict[str, Array]:
     path = folder / name
     content = read_present(folder, name, "a model of a finished run")
     try:
-        arrays: dict[str, Array] = dict(sorted(load(content).items()))  # in another order at each call, otherwise
+        arrays: dict[str, Array] = dict(sorted(load(content).items()))  # sorted, because the order of `load` varies
     except SafetensorError as error:
         raise ParameterError(f"{path}: expected a model of a finished run; {error}") from None
     except KeyError as error:

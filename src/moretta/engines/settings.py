@@ -24,7 +24,7 @@ from moretta.contract.wording import shown
 ROUNDS = Unit("rounds")
 
 
-EVALUATIONS = 50  # about how often a run evaluates its model on the way, unless it says so
+EVALUATIONS = 50  # the approximate number of evaluations in a run, by default
 
 
 class Run(Section):
@@ -75,7 +75,7 @@ class Run(Section):
     @classmethod
     def _is_a_name(cls, name: str) -> str:
         if not re.fullmatch(r"[^/\\\x00-\x1f\x7f]{1,100}", name) or name in (".", ".."):
-            raise ValueError("a name of 1 to 100 characters without slashes")  # it may name a folder
+            raise ValueError("a name of 1 to 100 characters without slashes")  # the name may be a folder's
         return name
 
     @field_validator("record_views", mode="before")
@@ -143,7 +143,7 @@ Precision = Literal["float32", "float16", "int8-activations"]
 
 
 def _unfit_site(engine: "Engine") -> object:
-    """Return the first name that no site can have, as the field that the sentence has for it."""
+    """Return the first name that no site can have, as a field of the sentence."""
     fit = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
     wrong = (site for site in engine.sites if not fit.fullmatch(site) or site in ("server", "admin"))
     return next(({"site": shown(site)} for site in wrong), None)

@@ -1,4 +1,4 @@
-"""The silos' roles in one process: each one's answer, or why it has none.
+"""The silos' roles in one process: each silo's answer, or why it has none.
 
 The cost of small models is calls, not arithmetic. So silos are asked slot by slot, and those of a slot advance in
 lockstep: if several wait for the same work on batches of the same shapes (`moretta.contract.roles.Work`), one call does
@@ -27,14 +27,14 @@ from moretta.errors import Disconnected, MorettaError, ParameterError, with_note
 log = logging.getLogger("moretta")
 
 PROCESSORS = max(1, (os.cpu_count() or 1) - 1)  # for processes of silos; one is this process's own
-SLOT = 25  # silos at most; beyond, one call has no more to share
+SLOT = 25  # silos at most; more gain nothing by sharing a call
 
 
 @dataclass(frozen=True)
 class Answered:
     """A silo's answer, or why it has none, and its seconds.
 
-    lengths: as of `moretta.engines.delivery.lengths_of`, if another process has computed them.
+    lengths: as of `moretta.engines.delivery.lengths_of`, if another process computed them.
     """
 
     answer: Message | Missing
@@ -49,18 +49,23 @@ def slots_of(silos: Sequence[str]) -> list[Sequence[str]]:
 
 
 def absent(silo: str) -> Answered:
-    """Return the answer of a silo that nobody runs."""
+    """Return the answer for a silo without a role here."""
     return Answered(Missing(Reason.DISCONNECTED, f"no silo `{silo}` is here"), 0.0)
 
 
 class SilosHere:
-    """Asks the clients of this process.
+    """Ask the clients of this process.
 
-    `codec`: encodes and decodes each message, as a network would, and silos are then asked one by one; None passes the
-    object. `slots`: the silos that advance together; None is `slots_of` the clients. `kept`: changes an answer until
-    all have answered. `deadline`: of silos with their own process. `clock`: takes the silos' seconds by phase.
-    `scores`: as silos have read them. `stacks`: whether silos compute together with the model, so that rounding may
-    depend on it.
+    Args:
+        clients: By silo.
+        codec: Encodes and decodes each message, as in a network, and silos are then asked one by one; None passes
+            objects.
+        slots: The silos that advance together; None is `slots_of` the clients.
+        kept: Moves an answer to other memory until all have answered.
+        deadline: Seconds, for silos with their own process.
+        clock: Receives the silos' seconds by phase.
+        scores: Returns the scores that silos have received.
+        stacks: Whether silos compute together with the model, so that rounding may depend on it.
     """
 
     def __init__(
@@ -91,7 +96,7 @@ class SilosHere:
     def answers(self, messages: Mapping[str, Message]) -> Mapping[str, Answered]:
         """Return each silo's answer to its message, in their order."""
         slots, answers = self._slots if self._codec is None else [], dict[str, Answered]()
-        with self.clock.phase("preparation"):  # what silos do outside their own phases: load what came, draw rows
+        with self.clock.phase("preparation"):  # silos' work outside their own phases: decode, draw rows
             for slot in slots:
                 answers |= self._of_slot({silo: messages[silo] for silo in slot if silo in messages})
             for silo, message in messages.items():
@@ -101,7 +106,7 @@ class SilosHere:
 
     @property
     def parts(self) -> Sequence[Sequence[str]]:
-        """The silos of each process, so that which compute together does not depend on the number of processes."""
+        """The silos of each process: the silos that compute together do not depend on the number of processes."""
         parts: list[Sequence[str]] = []
         for slot in self._slots:
             local = [self._clients[silo] for silo in slot if self._clients[silo] not in self._children]
@@ -122,7 +127,7 @@ class SilosHere:
 
     @property
     def ends(self) -> int:
-        """How often a silo's process has ended."""
+        """The number of ends of silos' processes."""
         return sum(map(attrgetter("ends"), self._children))
 
     def states(self) -> Mapping[str, State]:
@@ -130,7 +135,7 @@ class SilosHere:
         return {silo: client.state() for silo, client in self._clients.items()}
 
     def gather(self) -> None:
-        """Do nothing: the roles here are the ones that answer."""
+        """Do nothing: the roles of this process are the ones that answer."""
 
     def spread(self, states: Mapping[str, State]) -> None:
         """Do nothing, as `gather`."""
@@ -153,12 +158,12 @@ class SilosHere:
             if self._clients.get(turn.silo) in self._children:
                 busy = [other for other in turns if isinstance(other.work, Waiting)]
                 if len(busy) >= PROCESSORS:
-                    _do(busy[:1])  # so that only as many work as there are processors: each has its own deadline
+                    _do(busy[:1])  # at most one process a processor, because each has its own deadline
             turn.go_on(next)
         while waiting := [turn for turn in turns if turn.work is not None]:
             groups = defaultdict[Hashable, list[_Turn]](list)
             ready = [turn for turn in waiting if not isinstance(turn.work, Waiting)]
-            for turn in ready or waiting:  # processes of their own work meanwhile
+            for turn in ready or waiting:  # silos' own processes work meanwhile
                 groups[turn.key].append(turn)
             for group in groups.values():
                 _do(group)
@@ -178,7 +183,7 @@ class SilosHere:
 
 
 class _Turn:
-    """A silo on its way to an answer. work: what it waits for; None if it has answered, or never will."""
+    """A silo on its way to an answer. work: what it waits for; None if it has answered, or will not."""
 
     def __init__(self, silo: str, steps: Answering) -> None:
         self.silo, self.seconds = silo, 0.0
@@ -196,15 +201,15 @@ class _Turn:
                 self.work = after_alone(self._steps, self.work)
         except StopIteration as end:
             answer = end.value
-            if not isinstance(answer, Message):  # what a silo runs need not be ours, whatever its types say
+            if not isinstance(answer, Message):  # a silo may run a user's code, whatever its types promise
                 answer = Missing(Reason.MALFORMED, f"expected a message, got {type(answer).__name__}")
         except ParameterError as error:
-            answer = Missing(Reason.BAD_INPUT, with_notes(error))  # of this very machine
+            answer = Missing(Reason.BAD_INPUT, with_notes(error))  # an input of this machine
         except Disconnected as error:
             answer = Missing(Reason.DISCONNECTED, str(error))
         except MorettaError as error:
             answer = Missing(Reason.REFUSED, str(error))
-        except Exception as error:  # a silo's failure, whatever it is, costs the round only itself
+        except Exception as error:  # any failure costs the round this silo alone
             log.exception("silo `%s` failed", self.silo)
             answer = Missing(Reason.FAILED, f"{type(error).__name__}: {error}")
         else:
@@ -215,7 +220,7 @@ class _Turn:
 
 
 def _do(group: Sequence[_Turn]) -> None:
-    """Do the work that silos wait for, in one call if they are enough, and let them advance."""
+    """Do the work that silos wait for, in one call if they are enough, and let the silos advance."""
     works = [turn.work for turn in group if turn.work is not None]
     began = time.perf_counter()
     results = _together(works) if len(works) >= max(2, works[0].least) else None
@@ -226,9 +231,9 @@ def _do(group: Sequence[_Turn]) -> None:
 
 
 def _together(works: Sequence[Work]) -> Sequence[Any] | None:
-    """Return the results of one call; None if it fails, so that each silo alone finds its own error."""
+    """Return the results of one call; None if it fails, so that each silo then meets its own error alone."""
     try:
         return works[0].together(works)
-    except Exception as error:  # noqa: BLE001  # it is raised again by the silo whose error it is, if any
+    except Exception as error:  # noqa: BLE001  # the silo at fault, if any, raises it again
         log.debug("work of %d silos is done one by one: %s: %s", len(works), type(error).__name__, error)
         return None

@@ -1,14 +1,16 @@
 """The next take of a round, and its silos, after silos have helped to open a sum of it; and the opened sums.
 
-A silo reports this by `moretta.contract.messages.Spent`, and nobody else can check it. So a report costs others little:
+A silo reports this by `moretta.contract.messages.Spent`, and no other role can check it. So a report costs others
+little:
 
 - A next take is accepted up to one past the highest that the server has asked for, which is on its disk first
-(`AskedTakes`). An honest silo helped only with takes that were asked for, so it names no higher one, also to a server
-that returned to an older checkpoint.
-- A set of silos that alone may repeat the round is accepted if it has all that are to take part, or if most of those
-present name it: without these the round could not run anyway. Otherwise the silos that name it sit the round out.
+  (`AskedTakes`). An honest silo helped only with takes that were asked for. So it names no higher one, even to a server
+  that returned to an older checkpoint.
+- A set of silos that alone may repeat the round is accepted if it has all silos of the round, or if most of the present
+  silos name it: without these the round could not run anyway. Otherwise the silos that name it are left out of the
+  round.
 
-`OpenedSum` is what an attempt's messages show. A report's statements about who takes part follow from these. A silo
+`OpenedSum` is what an attempt's messages show. A report's statements on the silos of a sum follow from these. A silo
 that was missing for a moment may still be in the round's sum, and one that was lost before the sum is not.
 """
 
@@ -24,7 +26,7 @@ from moretta.secure_aggregation.additive import AddShares
 from moretta.secure_aggregation.plain import PlainUpload
 from moretta.secure_aggregation.unmasking import Unmask
 
-SAYS = 3  # times in a round that a silo may say that a take is spent; an honest silo says it less often
+SAYS = 3  # the most reports of a spent take by one silo in a round; an honest silo makes fewer
 
 _OFTEN = Missing(Reason.REFUSED, f"it has said more than {SAYS} times in this round that the take was spent")
 _BOUND = Missing(
@@ -40,7 +42,7 @@ class AskedTakes:
     """The highest take of each round that was asked for, in all sessions of a run.
 
     journal: has a line for each take after the first of a round, written before the ask; None for a run without a
-    folder. Without lines, as of a run of an earlier version, takes are accepted one by one. Raises
+    folder. Without lines, as in a run of an earlier version, takes are accepted one by one. Raises
     `moretta.errors.ParameterError` for other lines.
     """
 
@@ -57,7 +59,7 @@ class AskedTakes:
             self._highest[number] = max(take, self._highest.get(number, 0))
 
     def ask(self, now: Stamp) -> None:
-        """Record a take before it is asked for. Raises `moretta.errors.RunFailed` if that is impossible."""
+        """Record a take before it is asked for. Raises `moretta.errors.RunFailed` if that fails."""
         if now.take > self._highest.get(now.round, 0):
             if self._journal is not None:
                 self._journal.append(f"{now.round} {now.take}")
@@ -76,9 +78,9 @@ class RoundTakes:
         self.take = 0
         self.only: Sequence[str] = ()
         self._cohort = cohort
-        self._bound = list[str]()  # who says that only some may
-        self._named_by = list[str]()  # who of them names those
-        self._alone = dict[str, Spent]()  # who sits the round out, as most of the others do not say the same
+        self._bound = list[str]()  # the silos that report that only some may run the round
+        self._named_by = list[str]()  # those of them that name the accepted set
+        self._alone = dict[str, Spent]()  # the silos left out, because most others do not report the same
         self._claimed = Counter[str]()
 
     def playing(self, lost: Mapping[str, Missing]) -> list[str]:
@@ -87,7 +89,7 @@ class RoundTakes:
 
     @property
     def names_silos(self) -> bool:
-        """Whether a silo reports that some silos alone may repeat the round, because it uploads all its rows."""
+        """Whether a silo reports that only some silos may repeat the round, because it uploads all its rows."""
         return bool(self.only or self._alone)
 
     def others(self) -> dict[str, Missing]:
@@ -101,12 +103,12 @@ class RoundTakes:
         return excluded | dict.fromkeys(self._alone, _ALONE)
 
     def after(self, ended: Aborted, lost: Collection[str]) -> dict[str, Missing]:
-        """Note why an attempt was aborted; return the silos to leave out because they reported that too often.
+        """Record why an attempt was aborted; return the silos to leave out because they reported that too often.
 
-        lost: the silos that are left out by now.
+        lost: the silos that are already left out.
         """
         spent = {silo: why.spent for silo, why in ended.missing.items() if why.spent is not None}
-        # After a named set was tried, a silo that names another is at fault, not the silos that answer it.
+        # After a try with the named set, a silo that names another set is at fault, not the silos that answer.
         self._claimed.update({silo for silo, claim in spent.items() if claim.whole and self.only} or spent.keys())
         often = [silo for silo in spent if self._claimed[silo] > SAYS]
         heard = {silo: claim for silo, claim in spent.items() if silo not in often}
@@ -130,7 +132,7 @@ class RoundTakes:
         return left_out
 
     def _believed(self, claims: Mapping[str, Spent], lost: Collection[str]) -> Spent | None:
-        """Return the claim that most silos make, of several the one of the largest set, if it is accepted.
+        """Return the accepted claim that most silos make, among several the one of the largest set; or None.
 
         Silos that no longer know their set cannot repeat it, and do not count.
         """
@@ -149,7 +151,7 @@ class RoundTakes:
 def can_play(spent: Spent, silo: str, cohort: Sequence[str], least: int) -> bool:
     """Return whether a silo names a set that may repeat the round; it names none if it no longer knows it."""
     named = set(spent.survivors)
-    least = 1 if "/" in spent.stamp.run else least  # a group of CGD's has its own
+    least = 1 if "/" in spent.stamp.run else least  # a group of CGD has its own minimum
     return not (spent.whole and named) or (silo in named and named <= set(cohort) and len(named) >= least)
 
 
@@ -157,9 +159,12 @@ def can_play(spent: Spent, silo: str, cohort: Sequence[str], least: int) -> bool
 class OpenedSum:
     """A sum that silos helped to open; under the scheme ``none`` the server sees each part of it.
 
-    `round`, `take`: of its messages' stamps. `silos`: those in the sum, sorted. `group`: a group of CGD's, else empty.
-    `set_up`: whether it belongs to a set-up, as statistics do. `used`: whether a result is made of it; otherwise its
-    attempt was aborted, and only the server may know it.
+    Args:
+        round, take: Of its messages' stamps.
+        silos: Those in the sum, sorted.
+        group: A group of CGD, else empty.
+        set_up: Whether it belongs to a set-up, as statistics do.
+        used: Whether a result is made of it; otherwise its attempt was aborted, and only the server may know it.
     """
 
     round: int
@@ -171,12 +176,12 @@ class OpenedSum:
 
 
 def opens(ask: Ask) -> bool:
-    """Return whether an answer to an ask helps to open a sum that masks hide, even if the answer was lost."""
+    """Return whether an answer to an ask helps to open a masked sum, even if the answer is lost."""
     return any(isinstance(message, Unmask | AddShares) for message in ask.messages.values())
 
 
 def opened_by(ask: Ask, replies: Replies) -> Iterator[tuple[Stamp, tuple[str, ...]]]:
-    """Yield the stamp and the silos of each sum that these replies help to open; one sum perhaps repeatedly."""
+    """Yield the stamp and the silos of each sum that these replies help to open, perhaps repeatedly."""
     plain = dict[Stamp, list[str]]()
     for silo, answer in replies.answers.items():
         match ask.messages[silo]:

@@ -11,27 +11,27 @@ from contextlib import contextmanager
 from pathlib import Path
 
 DONT_NEED = 4  # MADV_DONTNEED
-HEADROOM = 64  # MiB above a limit in which an overrun is reported, with a limit that would suffice, instead of stopped
+HEADROOM = 64  # MiB above a limit in which an overrun is not stopped, but reported with a sufficient limit
 
 
-_earlier = 0.0  # the highest peak before the system counts anew
+_earlier = 0.0  # the highest peak before the last reset of the system's count
 
 
 def peak_mib() -> float:
     """Return the largest resident memory of this process since it began."""
     peak = status("VmHWM")
     if peak is not None:
-        return max(peak, _earlier)  # on Linux ru_maxrss begins with the parent's peak, so it is the last resort
+        return max(peak, _earlier)  # on Linux ru_maxrss includes the parent's peak, so it is the last resort
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
 
 def peak_of(work: Callable[[], object]) -> float:
-    """Return the largest resident memory during some work; since the process began if the system cannot reset it."""
+    """Return the largest resident memory during some work, or since the start if the system cannot reset its count."""
     global _earlier
     earlier = peak_mib()
     with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak begins anew
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: resets the peak
         _earlier = earlier
     work()
     peak = status("VmHWM")
@@ -39,11 +39,11 @@ def peak_of(work: Callable[[], object]) -> float:
 
 
 def cap(limit_mib: float) -> None:
-    """Have the system refuse this process memory far above a limit, because a graph could ask for gigabytes.
+    """Have the system refuse this process memory far above a limit, because a graph could request gigabytes.
 
-    Memory reserved for writing counts, used or not. The bound is the limit, the memory reserved by now and not resident
-    (threads' stacks and heaps, some 90 MiB), and `HEADROOM`; or the reserved memory and `HEADROOM` if that is more.
-    Only Linux bounds all of it.
+    Reserved writable memory counts, used or not. The bound is the sum of the limit, the memory reserved by now and not
+    resident (threads' stacks and heaps, some 90 MiB), and `HEADROOM`. If the reserved memory and `HEADROOM` are more,
+    they are the bound. Only Linux bounds all of it.
     """
     reserved = status("VmData") or 0.0
     unused = max(0.0, reserved - (status("RssAnon") or 0.0))
@@ -77,10 +77,11 @@ def give_back_code() -> None:
 def give_back_heap() -> None:
     """Release freed pages of the heap, with GNU's C library.
 
-    By itself that releases little but the heap's end. It is for work that is done once and needs much.
+    The library's own release covers little but the heap's end. This is for work that is done once and needs much
+    memory.
     """
     if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl lacks it
         if trim is not None:
             trim(0)
 
@@ -120,14 +121,14 @@ class Clock:
         self._since = now
 
     def charge(self, name: str, seconds: float) -> None:
-        """Count seconds of another process in a phase, while this one waited for it, as that phase's."""
+        """Count seconds of another process in a phase, instead of this process's wait for it."""
         self._charge()
         self._seconds[name] += seconds
         if self._open:
             waiting = self._open[-1]
-            self._seconds[waiting] -= min(seconds, self._seconds[waiting])  # what it says need not be true
+            self._seconds[waiting] -= min(seconds, self._seconds[waiting])  # its report may be wrong
 
     def take(self) -> Mapping[str, float]:
-        """Return the seconds by phase since the last call, and begin again."""
+        """Return the seconds by phase since the last call, and reset them."""
         seconds, self._seconds = dict(self._seconds), defaultdict(float)
         return seconds

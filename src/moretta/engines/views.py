@@ -40,10 +40,13 @@ class Seen:
 
 
 class Recorder:
-    """Records what each role sees in the selected rounds.
+    """Record the messages that each role sees in the selected rounds.
 
-    folder: the run's ``views``. rounds: True for all, or their numbers. session: how often the run was resumed. run:
-    its id.
+    Args:
+        folder: The run's ``views``.
+        rounds: True for all, or their numbers.
+        session: The number of resumes.
+        run: The run's id.
     """
 
     def __init__(self, folder: Path, rounds: bool | tuple[int, ...], session: int = 0, run: str = "") -> None:
@@ -59,7 +62,7 @@ class Recorder:
         return self._rounds if isinstance(self._rounds, bool) else number in self._rounds
 
     def saw(self, role: str, direction: str, peer: str, data: bytes) -> None:
-        """Note one message of the present round."""
+        """Keep one message of the present round."""
         self._pending[role, self._round].append(_record(direction, peer, data))
 
     def flush(self) -> None:
@@ -69,7 +72,7 @@ class Recorder:
             name, data = _file(role, number, self._session), MAGIC + b"".join(records)
             path = self._folder / name
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_atomically(path, data, mode=0o600)  # uploads in the clear may be among them
+            write_atomically(path, data, mode=0o600)  # the messages may include uploads in the clear
             lines.append(json.dumps({"file": name, "sha256": hashlib.sha256(data).hexdigest()}))
         if lines:
             if not self._indexed:
@@ -80,7 +83,7 @@ class Recorder:
 
 
 def note(folder: Path, role: str, number: int, messages: Sequence[Seen]) -> None:
-    """Append messages to the view of a round of a role in another framework, unless an index lists it."""
+    """Append messages to the view of a role in another framework in one round, unless an index lists it."""
     if not messages:
         return
     path = folder / _file(role, number, 0)
@@ -114,7 +117,7 @@ def digest(folder: Path) -> str:
 class Views:
     """The recorded views of a finished run, each file checked against its recorded digest.
 
-    files: by role, and by round: the last session that finished it.
+    files: by role and round, from the last session that finished the round.
     """
 
     folder: Path
@@ -151,7 +154,7 @@ class Views:
             raise ParameterError(f"{index}: expected the views of this run, these are of another one")
         files: defaultdict[str, dict[int, str]] = defaultdict(dict)
         digests = {}
-        for line in lines:  # a later session comes later, and what it played again is what counts
+        for line in lines:  # later sessions follow, and their repetition of a round counts
             name, hashed = line.get("file"), line.get("sha256")
             if not isinstance(name, str) or not isinstance(hashed, str):
                 raise ParameterError(f"{index} is damaged (a line without a file and its SHA-256)")
@@ -201,12 +204,12 @@ def _index(path: Path) -> list[dict[str, Any]]:
 
 
 def read(path: Path) -> Iterator[Seen]:
-    """Return the messages of one file, in order. Raises `moretta.errors.ParameterError` for a file that is no view."""
+    """Return the messages of one file, in order. Raises `moretta.errors.ParameterError` if it is not a view."""
     return parse(_content(path.parents[1], f"{path.parent.name}/{path.name}"), str(path))
 
 
 def parse(data: bytes, where: str) -> Iterator[Seen]:
-    """Return the messages of one file's bytes, in order. where: the file, for an error; raises as `read`."""
+    """Return the messages in one file's bytes, in order. where: the file, for an error; raises as `read`."""
     if not data.startswith(MAGIC):
         raise ParameterError(
             f"{where}: expected recorded views of format {FORMAT}; was it recorded by another version?"

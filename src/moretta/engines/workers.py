@@ -1,22 +1,22 @@
 """Silos that run in several processes of this machine, so that all of its cores work.
 
 Workers are forked from the process that has built the roles, once, before the first round. So they have their silos'
-rows and roles without anything being sent, whatever a model is made of, and share the memory of what they only read.
-Each silo runs in one worker from then on. The roles that the first process built of it stand still, and are brought up
-to date where their states are wanted (`Workers.gather`): nothing that a silo draws in secret is drawn twice.
+rows and roles without a transfer, whatever a model is made of, and share the memory that they only read. Each silo runs
+in one worker from then on. Its role in the first process stands still, and is updated when its state is needed
+(`Workers.gather`), so that no secret of a silo is drawn twice.
 
     the process with the server            a worker
       answer: messages, to whom       -->
-                                      <--  the silos' answers, seconds by phase, what was logged
+                                      <--  the silos' answers, seconds by phase, lines for the log
       states                          -->
                                       <--  the silos' states
       restore: states                 -->
                                       <--  done
 
-A message to many silos crosses once (`moretta.engines.frames`). A worker ends with its socket: when the run does, or
-the process that it belongs to, for whatever reason. One that ends before takes its silos' states along, some of which
-must not be restored from before (what was released, and in a run without a folder which sums were opened). So no other
-starts in its place: the run fails, and goes on from its checkpoint.
+A message to many silos is sent once (`moretta.engines.frames`). A worker ends with its socket: when the run ends, or
+its parent process for any reason. If a worker ends before, it takes its silos' states along. Some of these must not be
+restored from an earlier time (releases, and in a run without a folder the opened sums). So no other worker replaces it:
+the run fails, and continues from its checkpoint.
 """
 
 import gc
@@ -44,12 +44,12 @@ from moretta.errors import ParameterError, PeerError, RunFailed
 
 log = logging.getLogger("moretta")
 
-# Seconds to end in, beside those for silos' own processes; a worker looks whether it should between two silos.
+# Seconds to end, beside those for silos' own processes; a worker checks for its end between two silos.
 PATIENCE = 1.0
 
 
 class _Worker(NamedTuple):
-    """children: the number of its silos in processes of their own, which it ends one by one."""
+    """A worker. children: the number of its silos with processes of their own, which it ends one by one."""
 
     silos: Sequence[str]
     process: int
@@ -58,10 +58,14 @@ class _Worker(NamedTuple):
 
 
 class Workers:
-    """Asks silos in `count` processes, as `SilosHere` does in one.
+    """Ask silos in several processes, as `SilosHere` does in one. Raises ParameterError if a worker cannot start.
 
-    here: the same silos in this process. prepare: called in each worker at its start. Raises
-    `moretta.errors.ParameterError` if a worker cannot start.
+    Args:
+        clients: By silo.
+        codec: Of the run's messages.
+        local: The same silos in this process.
+        count: Of the processes.
+        prepare: Called in each worker at its start.
     """
 
     def __init__(
@@ -69,7 +73,7 @@ class Workers:
     ) -> None:
         self._clients, self._kinds, self.clock = clients, codec.kinds, local.clock
         self._workers: list[_Worker] = []
-        self.close = weakref.finalize(self, _end, self._workers, os.getpid())  # also where the interpreter ends
+        self.close = weakref.finalize(self, _end, self._workers, os.getpid())  # also when the interpreter ends
         self._failure: RunFailed | None = None
         self._asked = False  # since the last `gather`
         self._scores: Mapping[str, float] = {}
@@ -113,15 +117,15 @@ class Workers:
 
     @property
     def ends(self) -> int:
-        """How often a silo's process has ended."""
+        """The number of ends of silos' processes."""
         return sum(self._ends.values())
 
     def scores(self) -> Mapping[str, float]:
-        """Return the scores that silos had read when their states were last gathered."""
+        """Return the scores that silos had received when their states were last gathered."""
         return self._scores
 
     def gather(self) -> None:
-        """Bring the roles of this process to the states of those in the workers."""
+        """Copy the states of the workers' roles to the roles of this process."""
         if not self._asked:
             return
         for reply in self._exchange({number: {"do": "states"} for number in range(len(self._workers))}).values():
@@ -144,11 +148,11 @@ class Workers:
             return Answered(Missing(Reason(fields["reason"]), fields["detail"]), fields["seconds"])
         try:
             return Answered(frames.message_of(fields["answer"], self._kinds), fields["seconds"], fields["lengths"])
-        except (PeerError, KeyError) as error:  # what a silo's own code has made need not be what its type says
+        except (PeerError, KeyError) as error:  # a user's code may return other types than it declares
             return Answered(Missing(Reason.MALFORMED, str(error)), fields["seconds"])
 
     def _charge(self, replies: Collection[Mapping[str, Any]]) -> None:
-        """Charge the workers' phases: in sum the seconds of the busiest worker, each phase by its part of all the work.
+        """Charge the workers' phases: in sum the busiest worker's seconds, to each phase its share of all the work.
 
         The remaining seconds, in which messages passed between processes, stay with the delivery.
         """
@@ -200,7 +204,7 @@ class Workers:
 
     def _forked(self, silos: Sequence[str], local: SilosHere, prepare: Callable[[], None]) -> _Worker:
         ours, theirs = socket.socketpair()
-        # Until a worker has said that it does not heed it, an interrupt waits.
+        # An interrupt waits until the worker ignores it.
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             with warnings.catch_warnings():
@@ -213,10 +217,10 @@ class Workers:
                     for other in self._workers:  # else a worker would not see that the first process has ended
                         other.socket.close()
                     play(theirs, local.only(silos), self._kinds, prepare)
-                except Exception:  # noqa: BLE001  # nobody above may handle it
+                except Exception:  # noqa: BLE001  # no caller of the parent's may handle it
                     traceback.print_exc()
                 finally:
-                    os._exit(0)  # nothing of the first process is run again: no handlers, no unwritten output
+                    os._exit(0)  # skips the first process's exit handlers and unwritten output
         except OSError:
             ours.close()
             theirs.close()
@@ -241,12 +245,12 @@ def _end(workers: Sequence[_Worker], owner: int) -> None:
     for worker in workers:
         worker.socket.close()
     began = time.monotonic()
-    for worker in workers:  # one that is killed cannot end a silo's process that hangs
+    for worker in workers:  # a killed worker cannot end a silo's process that hangs
         _how(worker.process, began + PATIENCE + worker.children * of_silo.PATIENCE)
 
 
 def _how(process: int, until: float) -> str:
-    """Wait for a process to end, and end it after a moment of `time.monotonic`; return how it ended."""
+    """Wait for a process until a moment of `time.monotonic`, then end it; return how it ended."""
     try:
         while not (waited := os.waitpid(process, os.WNOHANG))[0]:
             if time.monotonic() > until:
@@ -254,7 +258,7 @@ def _how(process: int, until: float) -> str:
                 waited = os.waitpid(process, 0)
                 break
             time.sleep(0.001)
-    except ChildProcessError:  # it was waited for before
+    except ChildProcessError:  # an earlier call has waited for it
         return ""
     code = os.waitstatus_to_exitcode(waited[1])
     return f" (killed by signal {-code})" if code < 0 else ""
@@ -268,10 +272,10 @@ def play(
 ) -> None:
     """Answer requests until the other side is gone."""
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes, and is for the first
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c reaches all processes, and is meant for the first
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-        gc.freeze()  # what both processes have stays shared
+        gc.freeze()  # common memory stays shared
         _Answering(ours, silos, kinds, prepare).run()
     except (EOFError, OSError):
         pass  # the run is over, or its process has ended
@@ -304,7 +308,7 @@ class _Answering:
         about |= {"log": self._log.taken(), "busy": time.perf_counter() - began}
         try:
             return frames.packed({**reply, **about})
-        except TypeError as error:  # a state holds what no frame can
+        except TypeError as error:  # a state has a value that frames cannot hold
             return frames.packed({"failed": f"{type(error).__name__}: {error}", **about})
 
     def _outcome(self, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -312,7 +316,7 @@ class _Answering:
             return {"failed": "", **self._done(asked)}
         except EOFError:
             raise
-        except Exception as error:  # whatever it is, it is told where the run can end
+        except Exception as error:  # any error is reported to the process that can end the run
             log.exception("a process that runs silos failed")
             return {"failed": f"{type(error).__name__}: {error}"}
 
@@ -331,7 +335,7 @@ class _Answering:
         return {}
 
     def _heed(self) -> None:
-        """End where nobody waits for the answers any more: before they are there, nothing else is sent."""
+        """End if no process waits for the answers any more; before they are complete, no other request arrives."""
         poll = select.poll()  # `select.select` takes no descriptors of 1,024 and more
         poll.register(self._socket, select.POLLIN)
         if poll.poll(0):

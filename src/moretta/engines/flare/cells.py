@@ -1,12 +1,13 @@
 """Transport of envelopes between the cells of FLARE's jobs: short ones as plain requests, long ones as streams.
 
 FLARE's aux messages are streams of the same cells, whatever their length: another message acknowledges each, threads of
-two pools handle it, and a timer remembers it for seconds. That suits long messages; of a round with three sites and
-1,000 numbers it takes 16 ms, where plain requests take 5. A plain request counts all the time in which it travels, and
-a stream only the time in which no byte moves, so long messages are streams.
+two pools handle it, and a timer remembers it for seconds. That suits long messages. A round with three sites and 1,000
+numbers takes 16 ms by streams and 5 ms by plain requests. The timeout of a plain request includes its transfer, and
+that of a stream only the time in which no byte moves, so long messages are streams.
 
-FLARE's server checks who sent what it relays from site to site (`ORIGIN`), and each cell answers anybody. So a site's
-cells refuse what none but the server or the site's own client may ask (`guard`, `guard_stream`).
+FLARE's server checks the sender of messages that it relays from site to site (`ORIGIN`), and each cell answers any
+sender. So a site's cells refuse requests that only the server or the site's own client may send (`guard`,
+`guard_stream`).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +27,7 @@ from moretta.engines.flare.liveness import PLAIN_LIMIT, Send
 
 CHANNEL = "moretta"
 PLAIN, STREAM = "plain", "stream"  # topics
-BYTES = (bytes, bytearray, memoryview)  # as a cell may hand them out
+BYTES = (bytes, bytearray, memoryview)  # the types in which a cell delivers them
 ENDING = ("stop", "stop_cell", "heartbeat")  # requests of FLARE's network by which a server or a client ends a cell
 Answer = Callable[[memoryview, int | None], bytes]
 """Returns the reply to an envelope. Its second argument is the most bytes of a reply's body, None for any number."""
@@ -51,7 +52,7 @@ def sender(cell: Any, targets: Mapping[str, str]) -> Send:
 
         asked = {pool.submit(ask, silo): silo for silo in packed}
         for reply in as_completed(asked):
-            yield asked.pop(reply), reply.result()  # which nobody else holds then
+            yield asked.pop(reply), reply.result()  # the last reference to it
 
     def send(packed: Mapping[str, bytes], seconds: float, long: bool) -> Iterator[tuple[str, memoryview | Missing]]:
         if long:
@@ -64,9 +65,9 @@ def sender(cell: Any, targets: Mapping[str, str]) -> Send:
 
 
 def guard(cell: Any) -> None:
-    """Have a cell of a site refuse FLARE's requests about its process and network, and commands to its job.
+    """Make a site's cell refuse FLARE's requests about its process and network, and commands to its job.
 
-    They tell its memory, which depends on its rows, set its log's level, and have it send as much as anybody likes.
+    They report its memory, which depends on its rows, set its log's level, and make it send any amount of data.
     Requests that end the cell are accepted from the server and the site's own client.
     """
     core = getattr(cell, "core_cell", cell)
@@ -84,7 +85,7 @@ def guard(cell: Any) -> None:
 
 
 def guard_stream(cell: Any, channel: str, topic: str) -> None:
-    """Have a site's cell drop streams of a topic that come from another than the server."""
+    """Make a site's cell drop streams of a topic from any sender but the server."""
 
     def dropped(message: Message) -> Message | None:
         there = message.get_header(StreamHeaderKey.CHANNEL), message.get_header(StreamHeaderKey.TOPIC)
@@ -99,11 +100,11 @@ def _is_server(origin: str) -> bool:
 
 
 def receive(cell: Any, answer: Answer) -> None:
-    """Have a site's cell pass envelopes to `answer`, and send back its result."""
+    """Make a site's cell pass envelopes to `answer`, and return its result."""
     guard(cell)
 
     def replied(request: Message, limit: int | None) -> Message:
-        data = request.payload if isinstance(request.payload, BYTES) else b""  # which is no envelope
+        data = request.payload if isinstance(request.payload, BYTES) else b""  # empty, which is not an envelope
         return make_reply(ReturnCode.OK, body=answer(memoryview(data), limit))
 
     cell.register_request_cb(channel=CHANNEL, topic=PLAIN, cb=replied, limit=PLAIN_LIMIT)
@@ -116,7 +117,7 @@ def _received(reply: Message | None) -> memoryview | Missing:
         return memoryview(reply.payload) if isinstance(reply.payload, BYTES) else _NO_ENVELOPE
     if code == ReturnCode.TIMEOUT:
         return Missing(Reason.LATE, "has not answered in time")
-    if code == ReturnCode.PROCESS_EXCEPTION:  # its job has begun, and takes no envelopes yet
+    if code == ReturnCode.PROCESS_EXCEPTION:  # its job has begun, and does not accept envelopes yet
         return Missing(Reason.DISCONNECTED, "is starting, and is not ready yet")
     return Missing(Reason.DISCONNECTED, f"cannot be reached ({code})")
 

@@ -23,12 +23,12 @@ from moretta.secure_aggregation.identity import Identity
 
 log = logging.getLogger("moretta")
 
-FIRST = 0.5  # seconds until a site is asked again; then twice as long, so that a killed one is soon known for gone
+FIRST = 0.5  # seconds until a site is asked again, doubled each time, so that a killed site soon counts as gone
 WAIT = 0.25  # seconds that a poll waits at the site
 MISSES = 4  # requests in a row without an answer until a site counts as gone
-LONGEST = 600.0  # seconds in which a silo is to answer where no deadline is given
-BACK = 600.0  # seconds that a round waits for sites without which it cannot go on
-KEEPING = 60.0  # seconds in which a site is to have kept its state, or taken the run's end
+LONGEST = 600.0  # seconds for a silo to answer without a deadline
+BACK = 600.0  # seconds that a round waits for sites that it needs
+KEEPING = 60.0  # seconds for a site to save its state, or to accept the run's end
 
 Outcome = tuple[wire.WorkDone, Bytes] | Missing
 
@@ -37,9 +37,8 @@ Outcome = tuple[wire.WorkDone, Bytes] | Missing
 class _Asked:
     """One site's part of an exchange.
 
-    `until`: its deadline. `taken`: whether it has accepted the work. `misses`: requests in a row that it has not
-    answered, or has denied. `denied`: whether it has denied one. `long`: whether its answer is too long for a plain
-    reply.
+    `until`: its deadline. `taken`: whether it has accepted the work. `misses`: successive requests that it has not
+    answered, or has denied. `denied`: whether it has denied one. `long`: whether its answer needs a stream.
     """
 
     until: float
@@ -51,21 +50,21 @@ class _Asked:
 
 
 class Sites:
-    """Delivers asks to sites through what a FLARE server job can send.
+    """Deliver asks to sites by the messages that a FLARE server job can send.
 
     Args:
-        names: of all silos.
-        send: sends bytes to them.
-        codec: of the run's messages.
-        hello: the first request to each, with the run's place and session.
-        identity: the server's own, which sites have pinned.
-        keys: of the silos' identities, by name, where there is a roster.
-        recorder: keeps what the server saw.
-        deadline: seconds from a question to its answer.
-        largest: the most bytes of a message from a site.
-        absent: silos that never come, as FLARE adds none to a job.
-        aborted: raises when the job is to end.
-        waiting: called with a sentence about what the server waits for.
+        names: Of all silos.
+        send: Sends bytes to them.
+        codec: Of the run's messages.
+        hello: The first request to each, with the run's place and session.
+        identity: The server's own, which sites have pinned.
+        keys: Of the silos' identities, by name, if there is a roster.
+        recorder: Records the server's view.
+        deadline: Seconds from a question to its answer.
+        largest: The most bytes of a message from a site.
+        absent: Silos that never appear, because FLARE adds none to a running job.
+        aborted: Raises when the job is to end.
+        waiting: Called with a sentence when the server waits.
     """
 
     def __init__(
@@ -95,9 +94,9 @@ class Sites:
         self.renewed, self.speak = self._live.renewed, self._live.speak
 
     def gather(self, least: int, wait: float) -> None:
-        """Greet all sites until each has come or refused, for at most `wait` seconds.
+        """Greet all sites until each has appeared or refused, for at most `wait` seconds.
 
-        Raises `moretta.errors.ParameterError`, with the missing sites and why, if fewer than `least` have come.
+        Raises `moretta.errors.ParameterError`, with the missing sites and why, if fewer than `least` have appeared.
         """
         until, sites = time.monotonic() + wait, self._live.sites
         while waited_for := [name for name in self._live.away() if sites[name].refusal is None]:
@@ -146,7 +145,7 @@ class Sites:
         return free
 
     def away(self, silos: Sequence[str]) -> Mapping[str, Missing]:
-        """Return which silos are unavailable now, and why; those that may be back are greeted first."""
+        """Return which silos are unavailable now, and why; those that may have returned are greeted first."""
         self._live.greet(silos)
         self._tell_returned()
         return self._live.away(silos)
@@ -221,23 +220,23 @@ class Sites:
                 asking.outcome, self._live.sites[name].overdue = Missing(Reason.LATE, late), submit.number
         left = {name: asking for name, asking in waiting.items() if asking.outcome is None}
         wait = max(0.0, min((WAIT, *(asking.until - now for asking in left.values()))))
-        # Some submitted to and some polled at once is rare, and who is polled then waits for nobody.
+        # Submitting to some and polling others at once is rare; then a poll does not wait.
         wait = wait if all(asking.taken for asking in left.values()) else 0.0
         poll = wire.Poll(number=submit.number, wait=wait)
         requests: dict[str, wire.Signed] = {name: poll if asking.taken else submit for name, asking in left.items()}
-        # Another addressee may have handed on its copy before ours came. One that is for it alone, nobody else has.
+        # Another addressee may have forwarded its copy before ours arrived. A copy for this site alone can not.
         requests |= {name: requests[name].model_copy() for name, asking in left.items() if asking.denied}
         handed = {name: bodies[name] for name, asking in left.items() if not asking.taken}
         long = any(asking.long for asking in left.values()) or any(len(body) > PLAIN_LIMIT for body in handed.values())
         misses = max((asking.misses for asking in left.values()), default=0)
         seconds = wait + (PATIENCE if long else min(PATIENCE, FIRST * 2**misses))
-        # FLARE lets a plain request to a process that is gone wait in vain; a stream to it fails at once.
+        # A plain request to a dead process waits in vain; a stream to it fails at once.
         long = long or misses > 0
         for name, reply in self._live.requests(requests, handed, seconds, long).items():
             self._take(name, left[name], reply)
 
     def _still_busy(self, names: Iterable[str]) -> list[str]:
-        """Return the sites still busy with work that they were late with; they would be late again."""
+        """Return the sites that are busy with overdue work, because they would be late again."""
         sites = self._live.sites
         polls: dict[str, wire.Signed] = {
             name: wire.Poll(number=sites[name].overdue, wait=WAIT) for name in names if sites[name].overdue
@@ -271,12 +270,12 @@ class Sites:
             case (wire.WorkDone() as done, body):
                 asking.outcome, site.fresh = (done, body), False
             case (wire.Failed() as failed, _) if site.fresh and failed.reason == "refused":
-                # It was asked to go on with what its process before had agreed on.
+                # It was asked to continue with the keys of its earlier process.
                 asking.outcome = Missing(Reason.DISCONNECTED, f"was restarted: {failed.sentence}")
             case (wire.Failed() as failed, _):
                 asking.outcome = Missing(Reason(failed.reason), failed.sentence)
             case (wire.Stranger(), _):
-                # What it had agreed on is lost with its process, so it takes part again from the next set-up on.
+                # Its keys are lost with its process, so it takes part again from the next set-up on.
                 asking.outcome = site.lose(Missing(Reason.DISCONNECTED, "was restarted"))
                 site.pause = 0.0
             case _:

@@ -1,4 +1,4 @@
-"""What the server's job and a site's send each other: a header that only the engine reads, a signature, and a body.
+"""Envelopes between the server's job and a site: a header that only the engine reads, a signature, and a body.
 
     server -> site                                                site -> server
       Knock     asks for the process id; unsigned, changes nothing  Awake
@@ -9,7 +9,7 @@
 
 The body is the codec's bytes of a protocol message, or empty; that of WorkDone is sealed for the server. A header is
 JSON of a closed schema, checked by pydantic on either side; other bytes raise `moretta.errors.CodecError`.
-`moretta.engines.flare.signing` says who signs what.
+`moretta.engines.flare.signing` describes the signatures.
 """
 
 import hashlib
@@ -26,14 +26,14 @@ from moretta.errors import CodecError
 from moretta.secure_aggregation.agreement import RUN_DIGEST
 
 FORMAT = 2
-HEADER_LIMIT = 1 << 16  # bytes; what JSON of that length takes of memory is a few MiB at most
+HEADER_LIMIT = 1 << 16  # bytes; parsed, such JSON takes a few MiB of memory at most
 LENGTH = 4  # bytes of the length of the header
 SIGNATURE = 64  # bytes, of Ed25519
-UNSIGNED = bytes(SIGNATURE)  # in the place of a signature
+UNSIGNED = bytes(SIGNATURE)  # replaces a signature
 
-PLAIN = r"^[^\x00-\x1f\x7f-\x9f]*$"  # a peer's words come to a terminal and a log
+PLAIN = r"^[^\x00-\x1f\x7f-\x9f]*$"  # a peer's words appear in a terminal and a log
 Text = Annotated[str, Field(max_length=1000, pattern=PLAIN)]
-# A site names a folder by it, beside files of its own: behind a dot is the digest of a roster alone, no file's ending.
+# A site names a folder by it, beside its own files: only a roster's digest may follow a dot, never a file's ending.
 RunId = Annotated[str, Field(pattern=rf"^[A-Za-z0-9][A-Za-z0-9-]{{0,63}}(\.[0-9a-f]{{{RUN_DIGEST}}})?$")]
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=PLAIN)]
 PhaseName = Annotated[str, Field(pattern=r"^[a-z_]{1,40}$")]
@@ -59,16 +59,19 @@ class Knock(_Header):
 
 
 class Hello(_Header):
-    """The run, its round, its number of resumes, and what both sides must share.
+    """The run, its round, its number of resumes, and the settings that both sides must share.
 
-    `processes`: by silo, the process that an envelope is for; several silos get the same bytes, signed once. `serial`:
-    counts a session's envelopes. `key`, `exchange`: the session's own, to sign and to seal answers for. `certificate`:
-    the server's signature of them.
-
-    `job`: the digest of the shared settings (`moretta.deployment.shared_settings`). `versions`: of Moretta and PyTorch;
-    `torch`: the PyTorch versions that a site may have. `model`: the digest of the server's model. `tensors`: the digest
-    of its tensors alone (`moretta.protocols.common.modules.schema`), and outputs: their number, for a site that cannot
-    build the model.
+    Args:
+        processes: By silo, the process that an envelope is for; several silos get the same bytes, signed once.
+        serial: Counts a session's envelopes.
+        key, exchange: The session's own, to sign and to seal answers for.
+        certificate: The server's signature of them.
+        job: The digest of the shared settings (`moretta.deployment.shared_settings`).
+        versions: Of Moretta and PyTorch.
+        torch: The PyTorch versions that a site may have.
+        model: The digest of the server's model.
+        tensors, outputs: The digest of its tensors alone (`moretta.protocols.common.modules.schema`), and the number of
+            outputs, for a site that cannot build the model.
     """
 
     kind: Literal["hello"] = "hello"
@@ -91,7 +94,7 @@ class Hello(_Header):
 class Submit(_Header):
     """Numbered work: to answer the message in the body, to save the state, or to end the run.
 
-    A repeat has the same number and another serial. processes, serial: as of `Hello`. round: of "keep".
+    A repeat has the same number and another serial. processes, serial: as in `Hello`. round: of "keep".
     """
 
     kind: Literal["submit"] = "submit"
@@ -103,7 +106,7 @@ class Submit(_Header):
 
 
 class Poll(_Header):
-    """Asks for the result of a numbered work, and how long to wait for it. processes, serial: as of `Hello`."""
+    """Asks for the result of numbered work, and how long to wait for it. processes, serial: as in `Hello`."""
 
     kind: Literal["poll"] = "poll"
     number: Count
@@ -113,7 +116,7 @@ class Poll(_Header):
 
 
 class Awake(_Header):
-    """A process of the site answers. Its id distinguishes it from an earlier one, and serves to seal answers."""
+    """A process of the site answers. Its id distinguishes it from an earlier one, and is the key that seals answers."""
 
     kind: Literal["awake"] = "awake"
     process_id: Key
@@ -128,7 +131,7 @@ class SiteReady(_Header):
 
 
 class Busy(_Header):
-    """Not done yet; long: done, and too long for a plain reply, so poll by a stream."""
+    """Not done yet. long: whether it is done, and too long for a plain reply, so poll by a stream."""
 
     kind: Literal["busy"] = "busy"
     long: bool = False
@@ -164,7 +167,7 @@ class Refused(_Header):
 
 
 class Denied(_Header):
-    """The envelope was rejected and changed nothing: the server's session did not send it here or now; why."""
+    """The envelope was rejected and changed nothing: the server's session did not send it here or now."""
 
     kind: Literal["denied"] = "denied"
     sentence: Text
@@ -197,7 +200,7 @@ def digest_of(settings: str) -> str:
 
 
 def pack(header: Request | Reply, body: bytes = b"", sign: Sign | None = None) -> bytes:
-    """Return header, signature and body as one."""
+    """Return header, signature and body joined."""
     text = header.model_dump_json().encode()
     signature = UNSIGNED if sign is None else sign(text, body)
     return b"".join((framing.length_of(text, LENGTH), signature, text, body))
@@ -206,7 +209,7 @@ def pack(header: Request | Reply, body: bytes = b"", sign: Sign | None = None) -
 def request_of(data: object, largest: int = LARGEST) -> tuple[Request, Envelope]:
     """Return a server's request. Raises `moretta.errors.CodecError` for anything else.
 
-    largest: the most bytes of a body; here and in `reply_of` a longer one is not copied.
+    largest: the most bytes of a body; a longer one is not copied, as in `reply_of`.
     """
     envelope = _split(data, largest)
     return _read(_REQUEST, envelope.header, "request"), envelope
@@ -229,13 +232,13 @@ def _split(data: object, largest: int) -> Envelope:
 
 
 def _read(kinds: TypeAdapter[H], header: bytes, what: str) -> H:
-    """Return a header; only a refused one is read again, to find its fault."""
+    """Return a header; only a refused one is parsed again, to find its fault."""
     try:
         parsed = kinds.validate_json(header)
     except ValidationError as error:
         _check_format(header)
         raise _wrong(what, error) from None
-    if "format" not in parsed.model_fields_set:  # its default is for headers that are made here
+    if "format" not in parsed.model_fields_set:  # its default is for headers that this process makes
         _check_format(header)
     return parsed
 
@@ -251,6 +254,6 @@ def _check_format(header: bytes) -> None:
 
 def _wrong(what: str, error: ValidationError) -> CodecError:
     first = error.errors(include_url=False, include_input=False)[0]
-    # A peer's own key may be in the place, and its `kind` in the sentence.
+    # The place may hold a peer's own key, and the sentence its `kind`.
     place, why = (text.encode("unicode_escape").decode() for text in (".".join(map(str, first["loc"])), first["msg"]))
     return CodecError(f"expected a {what} of this engine: {place[:80]}: {why[:200]}")

@@ -2,11 +2,12 @@
 
 FLARE's own launcher reports a dead job process, and the server then ends the job for all sites. This one starts the
 process again, in the same job and with the same arguments; the new process announces itself by answering. If the site's
-FLARE client itself was ended, the next client starts its job again, because FLARE's server assigns a running job to no
-late client. If that job has ended meanwhile, the server ends it here too.
+FLARE client itself was ended, the next client starts its job again, because FLARE's server does not assign a running
+job to a late client. If that job has ended meanwhile, the server ends it here too.
 
-It also closes what FLARE leaves open. A site's FLARE client checks the site's policy only if the request asks for it,
-and takes requests from the server and, by its relay, from every other site. One of them runs `cat` on any file.
+It also closes an access that FLARE leaves open. A site's FLARE client checks the site's policy only if the request asks
+for it, and accepts requests from the server and, by its relay, from every other site. One of them runs `cat` on any
+file.
 """
 
 import contextlib
@@ -31,9 +32,9 @@ from nvflare.utils.job_launcher_utils import add_custom_dir_to_path, get_credent
 from moretta.engines.flare.cells import guard
 
 PAUSES = tuple(min(0.2 * 1.5**n, 30.0) for n in range(20))  # seconds before each new start: 20 of them, 5 min in all
-BEGUN = "begun.moretta"  # in a job's folder, from its start here until it has ended here
-HOPELESS = (JobReturnCode.CONFIG_ERROR, JobReturnCode.UNSAFE_COMPONENT)  # it would end so again
-TOPICS = {  # requests that begin, follow and end jobs and the client; a site's FLARE client answers no other
+BEGUN = "begun.moretta"  # in a job's folder, from the job's start at this site to its end
+HOPELESS = (JobReturnCode.CONFIG_ERROR, JobReturnCode.UNSAFE_COMPONENT)  # a new process would end the same way
+TOPICS = {  # requests that begin, follow and end jobs and the client; a site's FLARE client answers no others
     TrainingTopic.CHECK_RESOURCE,
     TrainingTopic.CANCEL_RESOURCE,
     TrainingTopic.DEPLOY,
@@ -51,9 +52,12 @@ TOPICS = {  # requests that begin, follow and end jobs and the client; a site's 
 class Respawned(JobHandleSpec):
     """A job process, and its successors.
 
-    `start`: starts one. `forget`: removes the files of a dead one that would be read as the job's outcome. `ended`:
-    called when the job has ended here. `pauses`: seconds to wait before each new start; after the last the site stays
-    away, and the job continues without it.
+    Args:
+        start: Starts a process.
+        forget: Removes a dead one's files, which would be read as the job's outcome.
+        ended: Called when the job has ended here.
+        pauses: Seconds to wait before each new start; after the last the site stays away, and the job continues without
+            it.
     """
 
     def __init__(
@@ -67,11 +71,11 @@ class Respawned(JobHandleSpec):
         self.starts = 1
         self._start, self._forget, self._pauses, self._over = start, forget, pauses, ended
         self._ended = threading.Event()
-        self._lock = threading.Lock()  # held where a process starts or is killed: none may start after the last kill
+        self._lock = threading.Lock()  # held while a process starts or is killed: none starts after the last kill
         self._process = start()
 
     def wait(self) -> None:
-        """Return when the job has ended here: its process by itself, by `terminate`, or too often."""
+        """Return when the job has ended here: its process regularly, by `terminate`, or too often."""
         for pause in (*self._pauses, None):
             code = self._process.wait()
             if code == 0 or self._ended.is_set():

@@ -1,8 +1,8 @@
-"""The availability of sites: the server's requests to them, greetings of absent ones, and why each is absent.
+"""The availability of sites: the server's requests to them, greetings of absent ones, and the reasons of absence.
 
 A site that is dead, hangs or sends malformed bytes is gone, with its reason. Each later request greets it again, at
 most once in `AGAIN` seconds, so that it can return. A greeting has two steps: the site sends its process id, and then
-gets a hello that is signed over it.
+receives a hello that is signed over it.
 """
 
 import time
@@ -15,16 +15,17 @@ from moretta.engines.flare.signing import Bytes, ServerSession
 from moretta.errors import CodecError, PeerError
 from moretta.secure_aggregation.identity import Identity
 
-PATIENCE = 3.0  # seconds in which a living site begins to answer; of a stream none count in which bytes move
-PLAIN_LIMIT = 1 << 18  # bytes of an envelope's body that is no stream: what moves within half a second at 5 Mbit/s
-AGAIN = 0.5  # seconds from one attempt to reach a site that is gone to the next
-LATER = 10.0  # the same for a site that refused and may be corrected; the most for one without answer
+PATIENCE = 3.0  # seconds in which a living site begins to answer; seconds of a stream's transfer do not count
+PLAIN_LIMIT = 1 << 18  # bytes of an envelope's body without a stream: half a second at 5 Mbit/s
+AGAIN = 0.5  # seconds between two attempts to reach a site that is gone
+LATER = 10.0  # the same for a site that refused and may be corrected; the maximum for a silent one
 
 Send = Callable[[Mapping[str, bytes], float, bool], Iterable[tuple[str, "bytes | memoryview | Missing"]]]
-"""Sends each silo its bytes, waits so many seconds for all replies, and yields each one's reply or why it is missing.
+"""Sends each silo its bytes, waits these seconds for all replies, and yields each one's reply or why it is missing.
 
-Long ones are yielded as they come, so that one is opened, and laid into a file, while others are on their way. Its
-last argument: whether bytes may be long, there or back."""
+Long replies are yielded as they arrive, so that one is decoded while others are on their way. The last argument:
+whether bytes may be long, in either direction.
+"""
 
 NOT_YET = Missing(Reason.DISCONNECTED, "has not come yet")
 NONSENSE = Missing(Reason.MALFORMED, "sent a reply that belongs to no request of its kind")
@@ -35,10 +36,15 @@ ABSENT = "was not connected when the job began; it takes part in the next one"
 class RemoteSite:
     """The server's knowledge of a site.
 
-    `process_id`: None until it has answered; `last`: the last known one. `fresh`: whether that process has replaced an
-    earlier one in the run and has done nothing yet. `refusal`: why it takes no part. `gone`: why it is absent. `tried`:
-    when it was last greeted. `pause`: seconds until the next greeting. `overdue`: the number of the work that it was
-    late with, 0 for none.
+    Args:
+        process_id: None until it has answered.
+        last: The last known process id.
+        fresh: Whether that process has replaced an earlier one in the run and has done nothing yet.
+        refusal: Why it takes no part.
+        gone: Why it is absent.
+        tried: When it was last greeted.
+        pause: Seconds until the next greeting.
+        overdue: The number of its late work, 0 for none.
     """
 
     process_id: str | None = None
@@ -51,17 +57,17 @@ class RemoteSite:
     overdue: int = 0
 
     def lose(self, why: Missing) -> Missing:
-        """Count it as gone until the next greeting."""
+        """Count the site as gone until the next greeting."""
         self.process_id, self.gone, self.tried, self.pause = None, why, time.monotonic(), AGAIN
         return why
 
     def note(self, name: str, reply: tuple[wire.Reply, Bytes] | Missing, process_id: str) -> bool:
-        """Note a greeting's outcome; return whether it came from another process of the site than before."""
+        """Record a greeting's outcome; return whether it came from another process of the site than before."""
         self.tried = time.monotonic()
         match reply:
             case Missing(Reason.REFUSED):
                 self.refusal, self.pause = reply.detail, LATER
-            case Missing(Reason.LATE):  # a round waits for each greeting of a machine that is frozen or unplugged
+            case Missing(Reason.LATE):  # each greeting of a frozen or unplugged machine delays a round
                 self.gone, self.pause = reply, min(LATER, max(AGAIN, 2 * self.pause))
             case Missing():
                 self.gone, self.pause = reply, AGAIN
@@ -88,10 +94,7 @@ class RemoteSite:
 
 
 class Liveness:
-    """The sites of a run, by name, and one session's requests to them.
-
-    Arguments are those of `moretta.engines.flare.delivery.Sites`.
-    """
+    """The sites of a run, by name, and one session's requests to them. Args: as of `delivery.Sites`."""
 
     def __init__(
         self,
@@ -111,7 +114,7 @@ class Liveness:
         self.hello = self._session.hello
         self._send, self._keys, self._largest = send, keys, largest
         self._renewed = False
-        self.returned = list[str]()  # as other processes than before; for the log
+        self.returned = list[str]()  # the sites with another process than before, for the log
 
     def processes(self, names: Iterable[str] | None = None) -> dict[str, str]:
         """Return the process ids of the available sites among some, or all."""
@@ -159,7 +162,7 @@ class Liveness:
                 self.returned += [name] if self.sites[name].fresh else []
 
     def _knock(self, names: Sequence[str]) -> dict[str, wire.Awake | Missing]:
-        """Ask sites for their process ids; a forged one only has a greeting fail."""
+        """Ask sites for their process ids; a forged id only makes a greeting fail."""
         replies = dict[str, wire.Awake | Missing]()
         for name, data in self._send(dict.fromkeys(names, wire.pack(wire.Knock())), PATIENCE, True) if names else ():
             try:

@@ -1,7 +1,7 @@
-"""Who sent an envelope: the server's session signs what it asks; a site accepts nothing else and seals its answers.
+"""The sender of an envelope: the server's session signs requests; a site accepts nothing else and seals its answers.
 
-FLARE's server relays messages between sites, and believes what the sender says of itself. So a site trusts
-signatures alone (Ed25519):
+FLARE's server relays messages between sites, and believes the sender's own name. So a site trusts signatures alone
+(Ed25519):
 
     server's key, long-lived        pinned at each site
       └─ signs, at the start of a session (each resume of a run begins one), the certificate
@@ -10,18 +10,18 @@ signatures alone (Ed25519):
               (format, run, session, header, SHA-256 of the body); in the header are kind, process ids by site, serial
 
 An envelope for several sites is signed once. A site accepts one that names it and its own process, under a serial that
-it has not seen. Of the last 64 serials it accepts any, as polls run concurrently; older ones never. It keeps a run's
-highest session on disk with the session's key, and accepts no lower session and no other key. So an envelope is
-accepted once, by one process, in one session. Work that is sent again, as the first copy may be lost, has the same
-number and a new serial.
+it has not seen. Among the last 64 serials it accepts any, because polls run concurrently; it accepts no older one. It
+keeps a run's highest session on disk with the session's key, and accepts no lower session and no other key. So an
+envelope is accepted once, by one process, in one session. Work that is sent again, because the first copy may be lost,
+has the same number and a new serial.
 
 A process id is an X25519 key that the process draws at its start. The result of a site's work is sealed for the
-session's exchange key (AES-128-GCM under HKDF of both, the serial as nonce). This is because one of several addressees
-could hand another its copy before the server does, and would get the answer. It gets only what it cannot open; the
-server's own copy is denied, and the server sends the work again.
+session's exchange key (AES-128-GCM under HKDF of both, the serial as nonce). Without the seal, one of several
+addressees could send its copy to another before the server does, and would receive the answer. It receives a sealed
+answer that it cannot open; the server's own copy is denied, and the server sends the work again.
 
 With a roster, replies are signed by the silo's identity (format, run, session, process id, serial, SHA-256 of header
-and body). Without one they can be forged, as the server takes process ids on trust.
+and body). Without one they can be forged, because the server trusts the received process ids.
 """
 
 import json
@@ -106,13 +106,20 @@ class ServerSession:
     ) -> tuple[wire.Reply, Bytes]:
         """Return a process's reply under a serial, with its body opened, in a mapped file if it is large.
 
-        key: of the silo's identity; None without a roster, and then nothing proves the sender. largest: the most bytes
-        of the body. Raises `moretta.errors.CodecError` for anything but a reply, or a longer one, and
-        `moretta.errors.PeerError` for an unsigned one.
+        Args:
+            data: The envelope.
+            process_id: Of the process that was asked.
+            serial: Of the request.
+            key: Of the silo's identity; None without a roster, and then nothing proves the sender.
+            largest: The most bytes of the body.
+
+        Raises:
+            CodecError: The bytes are not a reply, or a longer one.
+            PeerError: The reply is unsigned.
         """
         sealed = largest + TAG * max(1, -(-largest // PIECE))
         reply, envelope = wire.reply_of(data, sealed)
-        # Who knows no session sends these; they give nothing and end nothing.
+        # A sender without a session may send these; they reveal nothing and end nothing.
         if isinstance(reply, (wire.Awake, wire.Stranger, wire.Denied)):
             return reply, b""
         if key is not None:  # only then is the body hashed
@@ -152,8 +159,11 @@ def _unsigned(reply: wire.Reply, listed: str) -> str:
 class Trust:
     """The keys that a site trusts.
 
-    name: the silo's in the run; its name in the engine may differ. keys: the server's, one or two. identity: the silo's
-    own, if any. folder: holds a folder for each of its runs.
+    Args:
+        name: The silo's in the run; its name in the engine may differ.
+        keys: The server's, one or two.
+        identity: The silo's own, if any.
+        folder: Holds a folder for each of its runs.
     """
 
     name: str
@@ -170,7 +180,7 @@ class Window:
     """Accepts each serial once, and none older than the last 64."""
 
     def __init__(self) -> None:
-        self._highest, self._seen = 0, 0  # bit i: whether the serial that is i below the highest was taken
+        self._highest, self._seen = 0, 0  # bit i: whether the serial i below the highest was accepted
 
     def take(self, serial: int) -> bool:
         """Accept a serial once; return whether it was accepted now."""
@@ -212,7 +222,7 @@ class SiteSession:
 
 
 class Gate:
-    """Accepts what the server's session has sent to this process of a site, once, and nothing else.
+    """Accepts each envelope of the server's session to this process once, and nothing else.
 
     load: returns the site's `Trust`, or raises `moretta.errors.MorettaError`. process_id: of this process.
     """
@@ -224,12 +234,12 @@ class Gate:
         self._lock = threading.Lock()
         self._trust: Trust | None = None
         self._joined: SiteSession | None = None
-        self._left = set[str]()  # the keys of sessions that another has replaced here
+        self._left = set[str]()  # the keys of replaced sessions
 
     def take(self, request: wire.Signed, envelope: wire.Envelope) -> SiteSession:
         """Return the session of an envelope.
 
-        Raises `moretta.errors.PeerError`, naming why, for one that is not accepted and changes nothing; and as `load`.
+        Raises `moretta.errors.PeerError`, with the reason, for a rejected one, which changes nothing; and as `load`.
         """
         name = self._loaded().name
         if name not in request.processes:
@@ -327,5 +337,5 @@ def _pieces(body: Bytes, size: int) -> list[Bytes]:
 
 
 def _nonce(serial: int, pieces: Sequence[Bytes], number: int) -> bytes:
-    """Return a piece's nonce, used once: serial, number, and whether it is the last, so that none is cut off."""
+    """Return a piece's nonce, used once: serial, number, and whether it is the last, so that truncation is detected."""
     return serial.to_bytes(7, "big") + number.to_bytes(4, "big") + bytes([number == len(pieces) - 1])

@@ -1,4 +1,4 @@
-"""A site's half of the engine: it takes work from the server, has the silo's role do it, and returns the result.
+"""A site's half of the engine: it accepts work from the server, has the silo's role do it, and returns the result.
 
 The role works in its own thread, and a request waits for it no longer than the request allows. So a silo that trains
 for hours still answers at once that it is busy, which distinguishes it from a killed one. Bytes that the server's
@@ -24,18 +24,18 @@ from moretta.errors import CodecError, Disconnected, MisuseError, MorettaError, 
 
 log = logging.getLogger("moretta")
 
-AT_ONCE = 0.25  # seconds in which an answer comes with the acknowledgement of its question
-# What a server is told of whatever goes wrong at a site and does not follow from what it sent: the cause may be in a
-# row. The ticket is random; under it the site's own log says more.
+AT_ONCE = 0.25  # seconds in which an answer accompanies the acknowledgement of its question
+# The sentence that a server receives for a site's own error, whose cause may be in a row. The ticket is random; the
+# site's own log has the error under it.
 UNFIT = "does not answer; its own log says why, under ticket "
-LONGEST_WAIT = 10.0  # seconds that a server may let a poll wait
-QUIET = 1.0  # seconds between two lines of the log about what was not taken: a stranger may send as much as it likes
+LONGEST_WAIT = 10.0  # the most seconds that a poll may wait
+QUIET = 1.0  # seconds between two lines of the log about rejected bytes, because a stranger may send any number
 
 
 class HostedSilo(Protocol):
     """A silo for its worker: it can join a run, save its state, and receive the run's release.
 
-    largest: the most bytes of a message that it takes. timed: whether the server learns how long the role worked, which
+    largest: the most bytes of an accepted message. timed: whether the server learns how long the role worked, which
     depends on its rows.
     """
 
@@ -51,7 +51,7 @@ class HostedSilo(Protocol):
         """Count a refused answer. Return whether the silo leaves the run."""
 
     def answered(self, client: Client, asked: Message, answer: Message | None) -> None:
-        """Note an answer before it is sent, or its absence."""
+        """Record an answer before it is sent, or its absence."""
 
     def keep(self, client: Client, round: int) -> None:
         """Save the role's state at the end of a round."""
@@ -68,12 +68,16 @@ class _Work:
 
 
 class SiteWorker:
-    """Answers each of a server's requests at once, until `close`.
+    """Answer each of a server's requests at once, until `close`.
 
-    `make`: loads the silo, perhaps slowly, and raises what keeps it from taking part. It is called once a session of
-    the server's has begun: any site of the federation can start a job here, and only then a job's content is the
-    server's. `trust`: loads, quickly, what the site trusts. `process_id`: of this process. `last_heard`: the moment of
-    the server's last request, by `time.monotonic`. `ended`: set when the run has ended.
+    Attributes: `process_id` is this process's. `last_heard` is the moment of the server's last request, by
+    `time.monotonic`. `ended` is set when the run has ended.
+
+    Args:
+        make: Loads the silo, perhaps slowly, and raises the reason if it cannot take part. It is called after a session
+            of the server's has begun. Any site of the federation can start a job here, and only then is a job's content
+            the server's.
+        trust: Loads, quickly, the keys that the site trusts.
     """
 
     def __init__(self, make: Callable[[], HostedSilo], trust: Callable[[], Trust]) -> None:
@@ -86,10 +90,10 @@ class SiteWorker:
         self._silo: HostedSilo | None = None
         self._clock = Clock()
         self._role: tuple[Client, Codec] | None = None
-        self._entered: tuple[str, int] | None = None  # the run and session that the role is of
+        self._entered: tuple[str, int] | None = None  # the role's run and session
         self._refusal: str | None = None
         self._changed = threading.Condition()
-        self._next: _Work | None = None  # the newest; what it took the place of nobody waits for any more
+        self._next: _Work | None = None  # the newest work; no request waits for the one that it replaced
         self._done: tuple[int, wire.Reply, bytes] | None = None
         self._newest = 0
         self._closed = False
@@ -116,7 +120,7 @@ class SiteWorker:
             return wire.pack(wire.Stranger())
         except PeerError as error:
             return self._deny(error)
-        except (MorettaError, OSError) as error:  # what it goes by cannot be loaded, or kept
+        except (MorettaError, OSError) as error:  # its keys cannot be loaded, or its session not saved
             return wire.pack(wire.Refused(sentence=_unfit(error, "cannot tell the server from others")))
         self.last_heard = time.monotonic()
         reply, body = self._reply(request, envelope.body)
@@ -150,16 +154,16 @@ class SiteWorker:
             self._changed.notify_all()
 
     def _greet(self, hello: wire.Hello) -> wire.Reply:
-        """Reply that the role is at the hello's place, or bring it there."""
+        """Reply that the role is at the hello's place, or bring it to that place."""
         with self._changed:
             if self._entered != (hello.run, hello.session):
                 self._entered, self._role, self._refusal = (hello.run, hello.session), None, None
-                self._newest, self._done = 0, None  # a new session counts anew
+                self._newest, self._done = 0, None  # a new session counts from 1
                 self._next = _Work(0, hello, memoryview(b""))
                 self._changed.notify_all()
             self._changed.wait_for(lambda: self._role is not None or self._refusal is not None, AT_ONCE)
             if self._refusal is not None:
-                if self._next is None:  # its obstacle may be gone by now
+                if self._next is None:  # the obstacle may be gone
                     self._next = _Work(0, hello, memoryview(b""))
                     self._changed.notify_all()
                 return wire.Refused(sentence=self._refusal)
@@ -170,7 +174,7 @@ class SiteWorker:
 
     def _take(self, work: _Work) -> None:
         with self._changed:
-            if work.number > self._newest:  # else it came twice
+            if work.number > self._newest:  # else it arrived twice
                 self._newest, self._next, self._done = work.number, work, None
                 self._changed.notify_all()
 
@@ -237,7 +241,7 @@ class SiteWorker:
             return self._play(silo, client, codec, body, run)
         except Disconnected as error:
             return _failed("disconnected", _unfit(error, "cannot answer")), b""
-        except (PeerError, MisuseError) as error:  # of what the server sent, and in which order
+        except (PeerError, MisuseError) as error:  # the server's own fault: a message, or its order
             log.warning("refuses what the server sent: %s", _sentence(error))
             return _failed("refused", error), b""
         except (Exception, SystemExit) as error:  # noqa: BLE001  # it is logged, and costs the silo only this round
@@ -252,7 +256,7 @@ class SiteWorker:
         self, silo: HostedSilo, client: Client, codec: Codec, body: memoryview, run: str
     ) -> tuple[wire.Reply, bytes]:
         try:
-            message = codec.decode(bytearray(body))  # which the message's arrays are parts of
+            message = codec.decode(bytearray(body))  # the memory of the message's arrays
         except CodecError as error:
             return _failed("malformed", f"received a malformed message: {error}"), b""
         if message.stamp.run.rpartition("/")[2] != run:  # a group's name may stand before it
@@ -260,7 +264,7 @@ class SiteWorker:
         answer: Message | None = None
         try:
             reply = answered(client, message)
-            if not isinstance(reply, Message):  # what a silo runs need not be ours, whatever its types say
+            if not isinstance(reply, Message):  # a silo may run a user's code, whatever its types promise
                 return _failed("malformed", f"expected a message, got {type(reply).__name__}"), b""
             answer = reply
         finally:
@@ -276,7 +280,7 @@ def _failed(reason: str, error: object) -> wire.Failed:
 
 
 def _unfit(error: BaseException, what: str) -> str:
-    """Return what the server receives of an error, and log the error, both under a new ticket."""
+    """Return the server's sentence for an error, and log the error, both under a new ticket."""
     ticket = secrets.token_hex(4)
     known = isinstance(error, MorettaError)
     log.error("%s (ticket %s): %s", what, ticket, with_notes(error) if known else repr(error), exc_info=not known)
