@@ -67,14 +67,11 @@ class FLModel:
 
 
 class Script:
-    """Train at silos by a script.
+    """Train at silos by a script. Raises ParameterError if the file does not exist.
 
     Args:
         path: Of the script.
         arguments: Words of its command line.
-
-    Raises:
-        ParameterError: The file does not exist.
     """
 
     def __init__(self, path: str | Path, *arguments: str) -> None:
@@ -236,14 +233,9 @@ _silo: _Silo | None = None
 
 
 def init(rank: str | int | None = None, config_file: str | None = None) -> None:
-    """Connect to the silo; further calls do nothing.
+    """Connect to the silo; further calls do nothing. rank, config_file: arguments of FLARE's; ignored.
 
-    Args:
-        rank: An argument of FLARE's; ignored.
-        config_file: An argument of FLARE's; ignored.
-
-    Raises:
-        MisuseError: Moretta did not start this process.
+    Raises `moretta.errors.MisuseError` if Moretta did not start this process.
     """
     global _silo
     _silo = _silo or _Silo()
@@ -256,13 +248,9 @@ def _current() -> _Silo:
 
 
 def receive(timeout: float | None = None) -> FLModel | None:
-    """Return the round's model, or None at the end of the run.
+    """Return the round's model, or None at the end of the run: `params` as tensors, `current_round` from 0.
 
-    Args:
-        timeout: An argument of FLARE's; ignored.
-
-    Returns:
-        FLModel: `params` are tensors by name, and `current_round` counts from 0.
+    timeout: an argument of FLARE's; ignored.
     """
     return _current().receive()
 

@@ -1,1 +1,1 @@
-"""The shell's commands: each reads options and calls a room below."""
+"""The shell's commands: each reads options and calls a package below."""

@@ -1,4 +1,4 @@
-"""`moretta align`: partners put the rows that they share in one order, by files that they hand each other."""
+"""`moretta align`: partners put their shared rows in one order, by files that they exchange."""
 
 from __future__ import annotations
 
@@ -111,11 +111,11 @@ def finish(
     try:
         done = steps.finish(step.read_bytes(), own, listed, rows.name, before)
     except (NothingShared, steps.OtherRows):
-        secret.unlink()  # the exchange is at its end; the secret could only be used to ask more of the lists
+        secret.unlink()  # the exchange has ended; the secret could only serve to learn more of the lists
         raise
     files = {out: done.step, left: done.left}
     written = {path: data for path, data in files.items() if data is not None}
-    write_atomically(secret, done.secrets, mode=0o600)  # if this is killed below, it goes on with this list alone
+    write_atomically(secret, done.secrets, mode=0o600)  # a killed process can continue with this list alone
     _write({**written, alignment: done.alignment.dump()})
     secret.unlink()
     last = done.alignment.steps[-1]
@@ -156,7 +156,7 @@ def narrow(
 def read_ids(path: Path, column: str, separator: str | None, encoding: str | None) -> NDArray[np.generic]:
     """Return the ids of a file's rows, as training reads them. separator, encoding: of a .csv file.
 
-    Raises `moretta.errors.ParameterError` for a file that has no such column.
+    Raises `moretta.errors.ParameterError` for a file without such a column.
     """
     from moretta.contract.wording import did_you_mean
     from moretta.data.images.sets import read_npz

@@ -101,7 +101,7 @@ def _train_each(cells: Sequence[Cell], resume: bool) -> None:
     begun = {cell.folder for cell in left if resume and cell.has_begun}
     for folder in (cell.folder for cell in left if cell.folder not in begun):
         check_unused(folder, "; name another folder by --out")
-    comparison.rehearse(cells if left else ())  # also those that have ended: all are judged on the same rows
+    comparison.rehearse(cells if left else ())  # finished runs too, because all are judged on the same rows
     for number, cell in enumerate(cells, start=1):
         of = f"run {number} of {len(cells)}: {cell.name}, seed {cell.seed}"
         if cell not in left:
@@ -124,7 +124,7 @@ def _print_sweep(cells: Sequence[Cell], home: Path) -> None:
     names, seeds = dict.fromkeys(cell.name for cell in cells), tuple(dict.fromkeys(cell.seed for cell in cells))
     of = {name: tuple(read_run(cell.folder) for cell in cells if cell.name == name) for name in names}
     sweep = Sweep({name: OverSeeds(name, seeds, records) for name, records in of.items()})
-    among = None if len(names) == 1 else sweep  # of one run nothing is chosen
+    among = None if len(names) == 1 else sweep  # nothing is chosen from one run
     chosen = sweep.runs[cells[0].name if among is None else sweep.chosen]
     several = [chosen] if len(seeds) > 1 else []
     page = write_report([chosen.records[0].folder], home / "report.html", spreads=several, sweep=among)
@@ -162,7 +162,7 @@ def _audit_each(folders: Sequence[Path], trained_here: bool, allow_code: bool) -
 
 
 def _write_page(folders: Sequence[Path], home: Path | None) -> tuple[dict[str, float], Path | None]:
-    """Return the differences of final weights; write the comparison's page, and return its path, if there is a home."""
+    """Return the differences of final weights, and the path of the written page; None without a home."""
     from moretta.run import comparison
 
     differences = comparison.weight_differences(folders)

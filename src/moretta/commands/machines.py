@@ -36,7 +36,7 @@ SiloPath = Annotated[Path, typer.Option("--silo", metavar="silo.toml", help="The
 
 @contextmanager
 def needs_flare(extra: str = "flare") -> Iterator[None]:
-    """Name the missing extra where FLARE, or a package that comes with it, cannot be imported."""
+    """Name the missing extra if FLARE, or a package that comes with it, cannot be imported."""
     with needs_torch(), needs(extra, "nvflare"):
         yield
 
@@ -78,11 +78,11 @@ def serve(
 
             def progress(number: int, rounds: int, line: Mapping[str, Any]) -> None:
                 tell(round_line(number, rounds, line))
-                note("")  # whatever the run waited for
+                note("")  # clears the note of what the run waited for
 
             serving.serve(run_file, places, host, port, wait, report, progress, resume=resume)
         result = read_json(folder / "result.json")
-        for sentence in result["warnings"]:  # the server's job has them in its log alone
+        for sentence in result["warnings"]:  # otherwise only the log of the server's job has them
             tell(f"warning: {sentence}")
         print_result([folder], {}, result)
 
@@ -150,7 +150,7 @@ def _complete(kit: Path, silo: Path, reply: Path, fingerprint: str | None) -> No
 
 
 def compared(whose: str, own: str, read_out: str | None) -> bool:
-    """Return whether a fingerprint is the one that the other side read out: an option, or an answer in a terminal."""
+    """Return whether a fingerprint is the one that the other side read out, by option or answer in a terminal."""
     from moretta.deployment.certificate_requests import same_fingerprint
 
     if read_out is not None:
@@ -229,7 +229,7 @@ def doctor(
     """Check whether this machine could take part: versions, certificates, clock, reachability, data, model, memory."""
     from moretta.deployment.doctor import examine
 
-    findings = examine(kit=kit, silo=silo, run=run, port=port)  # what is not installed is one of them
+    findings = examine(kit=kit, silo=silo, run=run, port=port)  # a missing package is one of them
     result = {"findings": list(map(asdict, findings)), "passes": all(finding.passes for finding in findings)}
     say(result, lambda: print(*(one_line(finding.line()) for finding in findings), sep="\n"))
     if not result["passes"]:

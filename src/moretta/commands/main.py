@@ -1,8 +1,8 @@
 """The application of the shell's commands, its shared options and its exit codes.
 
-Every command takes ``--json``: one object on stdout, progress on stderr; and ``--quiet``: nothing but errors. Exit
-codes: 0 done, 1 failed, 2 bad usage or input, 3 rows left out. A failure is one sentence on stderr, and under
-``--json`` an object on stdout too.
+Every command takes ``--json``: one object on stdout, progress on stderr; and ``--quiet``: errors only. Exit codes: 0
+done, 1 failed, 2 bad usage or input, 3 rows left out. A failure is one sentence on stderr, and under ``--json`` an
+object on stdout too.
 """
 
 import errno
@@ -24,7 +24,7 @@ from moretta.protocols.common.entry import load
 from moretta.protocols.registry import ENTRIES
 from moretta.report.terminal import PrintableRecords, one_line
 
-# typer brings click along in some versions and depends on it in others.
+# typer includes click in some versions and depends on it in others.
 UsageError: Any = typer.BadParameter.__base__
 
 
@@ -33,7 +33,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors only; with --
 
 
 def add_shared_options(app: typer.Typer) -> None:
-    """Give every command of an application, those of its groups too, the options --json and --quiet."""
+    """Give every command of an application, including those of its groups, the options --json and --quiet."""
     for command in app.registered_commands:
         if command.callback is not None:
             command.callback = _with_shared_options(command.callback)
@@ -43,7 +43,7 @@ def add_shared_options(app: typer.Typer) -> None:
 
 
 def _with_shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a command with these options, as typer reads them from a signature."""
+    """Return a command with these options in its signature, which typer reads."""
 
     @functools.wraps(command)
     def called(*arguments: Any, as_json: bool = False, quiet: bool = False, **options: Any) -> Any:
@@ -79,7 +79,7 @@ _OF_PATHS: dict[type[OSError], str] = {
     PermissionError: "you have no permission to read or write it; change its permissions, or name another",
 }
 _READ_ONLY = "the disk is read-only; name a path on another, or make the disk writable"
-INTERRUPTED = 130  # what typer returns for a ctrl-c that no command has made a sentence of
+INTERRUPTED = 130  # typer's code for a ctrl-c without a sentence of a command
 app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -93,7 +93,7 @@ def main() -> None:
     """Run a command; turn each failure into one sentence and an exit code."""
     begin()
     root = logging.getLogger()
-    if (handler := logging.lastResort) is not None:  # shows warnings on stderr; Python's users set up their own
+    if (handler := logging.lastResort) is not None:  # shows warnings on stderr; users of Python set up their own
         handler.setFormatter(PrintableRecords())
         root.addHandler(handler)
     try:
@@ -102,13 +102,13 @@ def main() -> None:
         _fail(error, 2)
     except MorettaError as error:
         _fail(error, 1)
-    except OSError as error:  # of a path that was given, or of the disk
+    except OSError as error:  # from an argument's path, or the disk
         where = "" if error.filename is None else f"{error.filename}: "
         reason = _READ_ONLY if error.errno == errno.EROFS else _OF_PATHS.get(type(error))
         _fail(f"{where}{reason or error.strerror or error}", 1 if reason is None else 2)
     except MemoryError:
         _fail("this machine is out of memory; use smaller files or batches, or a machine with more memory", 1)
-    except Exception as error:  # a mistake of ours, whose traceback follows
+    except Exception as error:  # our own mistake, whose traceback follows
         print_error(f"unexpected failure ({type(error).__name__}); the traceback is on stderr", 1)
         raise
     finally:
@@ -122,7 +122,7 @@ def _call() -> None:
         with redirect_stdout(sys.stderr) if wants_json() else nullcontext():
             code = app(standalone_mode=False)
     except UsageError as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # it has shown the help of its group
+        if type(error).__name__ == "NoArgsIsHelpError":  # it has shown its group's help
             sys.exit(error.exit_code)
         _fail(misused(error), error.exit_code)
     except BrokenPipeError:  # the reader of stdout has closed it
@@ -132,7 +132,7 @@ def _call() -> None:
         code = INTERRUPTED
     if code == INTERRUPTED:
         _fail("interrupted", 1)
-    sys.exit(code if isinstance(code, int) else 0)  # as the app does by itself
+    sys.exit(code if isinstance(code, int) else 0)  # as the app does
 
 
 def _fail(error: object, code: int) -> NoReturn:

@@ -20,7 +20,7 @@ Architecture = Annotated[
     str | None,
     typer.Option("--model", metavar="MODULE:FUNCTION", help="For a run made from Python: builds its model."),
 ]
-LEFT_OUT = 3  # the exit code where some rows are not predicted
+LEFT_OUT = 3  # the exit code if some rows are left out
 TrueModel = Annotated[bool, typer.Option("--true-model", help="Use the server's true model, not the released one.")]
 OfSilo = Annotated[str | None, typer.Option("--silo", help="Use this silo's own model, where each has one.")]
 SiloFile = Annotated[
@@ -121,7 +121,7 @@ def evaluate(
 
 
 def _as_written(silo_file: Path | None, options: dict[str, Any]) -> tuple[dict[str, Any], ColumnMapping]:
-    """Return the form of a table and the mapping of its columns. options: of the command line, which come first."""
+    """Return the form of a table and the mapping of its columns. options: of the command line; they have precedence."""
     from moretta.config.silo_file import load
     from moretta.data.tables.mapping import ColumnMapping
 
@@ -132,7 +132,7 @@ def _as_written(silo_file: Path | None, options: dict[str, Any]) -> tuple[dict[s
 
 
 def _say_without(left_out: Mapping[int, str], result: Mapping[str, object], show: Callable[[], None]) -> None:
-    """Print a result, then the rows that were left out; where there are such, exit with 3."""
+    """Print a result, then the rows that were left out; if there are any, exit with 3."""
 
     def show_both() -> None:
         show()

@@ -71,7 +71,7 @@ def _print_audit(folder: Path) -> None:
 
     record = read_run(folder)
     outcome = record.audit
-    if outcome is None:  # it was just written
+    if outcome is None:  # it was just written by this command
         raise RunFailed(f"{folder / 'audit.json'} is gone")
     (verdict,) = verdicts([record])
     show(verdict_text(verdict), "", audit_lines(outcome))
@@ -85,7 +85,7 @@ class WritesByDefault(TyperGroup):
     """`moretta dossier RUN` is `moretta dossier write RUN`."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Add the command `write` where no command is named."""
+        """Add the command `write` if no command is named."""
         if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
             args = ["write", *args]
         return super().parse_args(ctx, args)

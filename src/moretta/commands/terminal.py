@@ -1,6 +1,6 @@
-"""What all commands share: the streams, common options, and sentences about missing extras.
+"""The common part of all commands: the streams, common options, and sentences about missing extras.
 
-Files of commands import heavy modules inside their functions, so that help is printed at once.
+Modules of commands import heavy modules inside their functions, so that help is printed at once.
 """
 
 import io
@@ -42,10 +42,7 @@ def wants_json() -> bool:
 
 
 def print_error(sentence: str, code: int) -> None:
-    """Print an error as the one object on stdout, under --json and where no object has been printed.
-
-    A check that fails has printed its findings.
-    """
+    """Print an error as the one object on stdout, under --json and unless a failed check has printed its findings."""
     if wants_json() and not _printed:
         _print_object({"format": 1, "error": sentence, "exit_code": code})
 
@@ -55,10 +52,7 @@ def _print_object(result: Mapping[str, Any]) -> None:
 
 
 def begin() -> None:
-    """Begin a command: reset the output of an earlier one in this process.
-
-    A character that the terminal's encoding lacks is replaced.
-    """
+    """Begin a command: reset an earlier one's output; replace characters that the terminal's encoding lacks."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -86,7 +80,7 @@ def unhush() -> None:
 
 @contextmanager
 def needs(extra: str, *packages: str) -> Iterator[None]:
-    """Name the extra to install where one of its packages cannot be imported."""
+    """Name the extra to install if one of its packages cannot be imported."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -101,7 +95,7 @@ needs_torch = partial(needs, "torch", "torch", "sklearn", "matplotlib")
 def allows_code(folder: Path, allow_code: bool, *, data: bool = False) -> bool:
     """Return whether the code that a run folder names may run: by the option, as the user's own, or by an answer.
 
-    data: whether the code of its rows is needed too. Without a terminal nobody can answer, and the command refuses.
+    data: whether the code of its rows is needed too. Without a terminal the command cannot ask, and refuses.
     """
     from moretta.config import run_files
     from moretta.run import consent
@@ -163,7 +157,7 @@ def print_result(folders: Sequence[Path], differences: Mapping[str, float], resu
 def interruptible(sentence: str) -> Iterator[None]:
     """Let a SIGTERM end a command as ctrl-c does, so that the processes it started end too.
 
-    sentence: printed then. The process exits at once, because interrupted threads of FLARE might hold it for ever.
+    sentence: printed then. The process exits at once, because interrupted threads of FLARE might block it forever.
     """
 
     def interrupt(number: int, frame: object) -> None:

@@ -36,10 +36,7 @@ def new(
 
 
 def train_with_bar(run_file: run_files.RunFile, folder: Path, resume: bool, *, opening: bool = True) -> Result:
-    """Train a run file's model into a run folder. Raises RunFailed if a person interrupts it.
-
-    opening: whether to print first what it trains on.
-    """
+    """Train a run file's model into a run folder. Raises RunFailed on ctrl-c. opening: first print the rows."""
     from moretta.run.assembly import federation_of
     from moretta.run.preview import missing_in_audit, opening_of
 
@@ -66,10 +63,10 @@ def _left_in(folder: Path) -> str:
 
 @contextmanager
 def bar_of(name: str, interrupted: str, *, remaining: bool = False) -> Iterator[Callable[[str, int, int], None]]:
-    """Show a bar; yields the function that moves it: what is done now, how much is done, of how much.
+    """Show a bar; yield the function that moves it, by the present work, the amount done, and the total.
 
-    remaining: whether it shows the time that is left, not the time that has passed.
-    Raises RunFailed on ctrl-c, with the sentence `interrupted`.
+    remaining: show the remaining time, not the elapsed time. Raises RunFailed on ctrl-c, with the sentence
+    `interrupted`.
     """
     from rich.progress import (
         BarColumn,
@@ -104,7 +101,7 @@ Watch = Annotated[bool, typer.Option("--watch", help="Serve a live page of the r
 
 @contextmanager
 def page_of(folder: Path, watch: bool, port: int | None) -> Iterator[Callable[[str], None]]:
-    """Serve the live page of a run, if asked for, while the block lasts; yields a function that sends it a sentence."""
+    """Serve the live page of a run, if requested, while the block lasts; yield a function that sends it a sentence."""
     if not watch and port is None:
         yield lambda sentence: None
         return

@@ -170,10 +170,7 @@ class Floors(Section):
 
 
 class SiloFile(Section):
-    """A whole silo.toml. base: its folder, from which relative paths resolve.
-
-    data: has its default at a site whose rows another framework's app reads.
-    """
+    """A whole silo.toml. base: the root of relative paths. data: the default if another framework reads the rows."""
 
     silo: SiloSection
     data: RowsSection = RowsSection(source="elsewhere")

@@ -58,12 +58,7 @@ _RANKS = {dtype: rank for rank, dtype in enumerate(_NAMES)}  # by itemsize: a me
 
 
 class Codec:
-    """Encode and decode the messages of one schema, a closed list of message classes.
-
-    Args:
-        schema: The message classes.
-        largest: The most bytes of a message to decode; a longer one is refused before it is parsed.
-    """
+    """Encode and decode the messages of one schema. largest: the most bytes; a longer message is refused unparsed."""
 
     def __init__(self, schema: Iterable[type[Message]], largest: int = LARGEST) -> None:
         self._largest = largest

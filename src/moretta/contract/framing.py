@@ -31,18 +31,10 @@ def find(
     gap: int = 0,
     what: str = "a part",
 ) -> slice:
-    """Return the slice of `data` that holds the part whose length is at `start`.
+    """Return the slice of `data` with the part whose length is at `start`.
 
-    Args:
-        data: The bytes of several parts.
-        start: The position of the length.
-        limit: The most bytes of the part.
-        width: Bytes of the length.
-        gap: Bytes between the length and the part.
-        what: The part's name, for an error.
-
-    Raises:
-        CodecError: The part is longer than `limit`, or than the rest of `data`.
+    width: bytes of the length. gap: bytes between the length and the part. what: its name, for an error. Raises
+    CodecError for a part that is longer than `limit`, or than the rest of `data`.
     """
     begin = start + width + gap
     length = int.from_bytes(data[start : start + width], "little")

@@ -24,11 +24,8 @@ COPIES = 2  # of loaded rows in memory: the array, and a tensor of it
 class LazyRows:
     """Rows float32[rows, ...], all finite, each computed by a function of its number.
 
-    Args:
-        make: Returns the sample of a row's number, float32 of one shape, or raises ParameterError. Rows are not kept,
-            so repeated calls must return the same.
-        shape: Of a sample.
-        index: The numbers of the rows, int64[rows].
+    make: returns the sample of a row's number, float32 of one shape, or raises ParameterError. Rows are not kept, so
+    repeated calls must return the same. shape: of a sample. index: the numbers of the rows, int64[rows].
     """
 
     dtype = np.dtype(np.float32)

@@ -233,10 +233,7 @@ M = TypeVar("M", bound=type[Message])
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, eq_default=False)
 def message(tag: str) -> Callable[[M], M]:
-    """Declare a message: ``@message("fedsgd/train-on") class TrainOn(Message): parameters: Tensors``.
-
-    The tag, not the class name, travels on the wire.
-    """
+    """Declare a message with the tag that replaces its class name on the wire: ``@message("fedsgd/train-on")``."""
 
     def declare(cls: M) -> M:
         declared = dataclass(frozen=True, kw_only=True, eq=False, repr=False)(cls)

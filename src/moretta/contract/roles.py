@@ -130,10 +130,7 @@ class Aborted:
 
 @dataclass(frozen=True)
 class Report:
-    """The result of a round: figures for the history, by name.
-
-    left_out: silos with valid answers that the server did not use, with the reasons.
-    """
+    """The result of a round: figures for the history, by name. left_out: silos with unused answers, and why."""
 
     figures: Mapping[str, float]
     left_out: Mapping[str, Missing] = dataclasses.field(default_factory=dict)

@@ -183,14 +183,7 @@ def in_python(key: SettingKey, value: str) -> str:
 
 
 def check_rules(rules: Iterable[SettingRule], of: Any, reader: Reader, home: str = "") -> None:
-    """Raise `moretta.errors.ParameterError` for the first broken rule.
-
-    Args:
-        rules: In the order of the checks.
-        of: A section, or an object with sections as attributes.
-        reader: Writes keys in the sentence.
-        home: The section's name in a file.
-    """
+    """Raise ParameterError for the first broken rule. of: a section, or all. home: the section's name in a file."""
     for rule in rules:
         if breach := rule.broken(of):
             values = breach if isinstance(breach, Mapping) else {}

@@ -150,14 +150,7 @@ def _not_among(value: object, choices: Sequence[str]) -> str:
 
 
 def first_error(section: str, error: ValidationError, kind: type[BaseModel], skip: int = 0) -> str:
-    """Return the sentence for the first error that pydantic reports in a section of a run file.
-
-    Args:
-        section: The section's name.
-        error: Pydantic's error.
-        kind: The section's class.
-        skip: The number of parts of the error's place that lead to the section.
-    """
+    """Return the sentence for pydantic's first error in a section. skip: parts of its place before the key."""
     return _sentence(f"[{section}] ", error, kind, lambda key: key, skip)
 
 
@@ -222,12 +215,8 @@ def unknown_key(
 ) -> str:
     """Return the sentence for an unknown key of a section, with the probable one.
 
-    Args:
-        section: The section's name in the file.
-        key: The unknown key.
-        sections: The known keys by section, and by the name of each protocol.
-        protocols: The names of the protocols.
-        protocol: The name of the run's protocol if the section is [protocol], else empty.
+    sections: the known keys by section, and by each protocol's name. protocols: their names. protocol: the run's if the
+    section is [protocol], else empty.
     """
     mine = list(sections[protocol or section])
     if protocol:

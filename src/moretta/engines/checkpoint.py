@@ -170,10 +170,7 @@ class HalfDone:
         self.keeps = self._path is not None  # whether anything is saved
 
     def begin(self, *of: int | str | bytes) -> State:
-        """Return the saved state of this work, empty without one; remove the state of other work.
-
-        of: everything that determines the work.
-        """
+        """Return the saved state of this work, else an empty one. of: everything that determines the work."""
         if self._path is None:
             return {}
         self._of, self._last = hashlib.sha256(encode_parts(*of)).digest(), time.monotonic()

@@ -62,12 +62,8 @@ class Acknowledged(Message):
 class AnswerHeader(Message):
     """The header of an answer; protocols never receive it.
 
-    Args:
-        seconds: By phase.
-        peak_mib: The process's largest resident memory, in MiB.
-        state: The silo's, if changed.
-        error: The error's class, of `moretta.errors` or any other. Then no answer follows.
-        sentence: The error's.
+    seconds: by phase. peak_mib: the process's largest resident memory. state: the silo's, if changed. error, sentence:
+    of `moretta.errors` or any other class; then no answer follows.
     """
 
     seconds: Mapping[str, float]

@@ -177,10 +177,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, data: bytes | Sequence[bytes | memoryview], mode: int = 0o644) -> None:
-    """Write a file so that a reader, or a crash, sees all of it or none.
-
-    data: whole, or in pieces. mode: its permissions from the first byte.
-    """
+    """Write a file, so that a reader or a crash sees all of it or none. mode: permissions from the first byte."""
     if not path.parent.is_dir():
         raise ParameterError(f"{path} cannot be written: there is no folder {path.parent}; make it, or name another")
     partial = path.with_name(f".{path.name}.partial")

@@ -120,15 +120,9 @@ def _holder(path: Path) -> str:
 def take_turn(folder: Path, job: str, made: float) -> Path:
     """Hold a site's folder while this process lives; return the file to `touch` while its server sends requests.
 
-    A process of the same run that a dead server left behind is ended, and so is one whose server is silent.
-
-    Args:
-        folder: The site's.
-        job: The digest of the shared settings.
-        made: When the job was made.
-
-    Raises:
-        ParameterError: Another run uses the folder.
+    A process of the same run that a dead server left behind is ended, and so is one whose server is silent. job: the
+    digest of the shared settings. made: when the job was made. Raises `moretta.errors.ParameterError` if another run
+    uses it.
     """
     make_folder(folder, 0o700)
     lock = _lock(folder / "job.lock")

@@ -30,10 +30,7 @@ INJECTED = "fault injection: "
 
 @dataclass(frozen=True)
 class Mishap:
-    """The fault of one message and its answer.
-
-    gone: why the silo is never reached. seconds: the answer's delay. cut: whether its last byte is lost.
-    """
+    """A message's fault. gone: why the silo is never reached. seconds: of delay. cut: whether the last byte is lost."""
 
     gone: Missing | None = None
     seconds: float = 0.0

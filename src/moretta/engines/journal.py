@@ -202,10 +202,7 @@ class Rewritten(Exception):  # not an error: the reader begins again
 
 
 class GrowingFile:
-    """Reads the new whole lines of a file, time after time; the file may appear later.
-
-    mark: a value of the property; any other text means the beginning.
-    """
+    """Reads a growing file's new whole lines; the file may appear later. mark: of the property, else the beginning."""
 
     def __init__(self, path: Path, mark: str = "") -> None:
         self._path = path

@@ -67,10 +67,7 @@ class Process:
 
     @contextlib.contextmanager
     def within(self, seconds: float, gone: Callable[[str], Exception]) -> Iterator[None]:
-        """Limit reading and writing of the process to these seconds, and kill it after them.
-
-        gone: closes it, and returns the error.
-        """
+        """Limit reading and writing to these seconds, then kill the process. gone: closes it, and returns the error."""
         for pipe in self._pipes:
             pipe.until = time.monotonic() + seconds
         try:

@@ -225,10 +225,7 @@ def _round(line: str) -> int | None:
 
 
 def read_model(folder: Path, name: str) -> dict[str, Array]:
-    """Return the arrays of a model in a run folder, by its file's name.
-
-    Raises `moretta.errors.ParameterError` for a missing file, or one that differs from the run's record.
-    """
+    """Return the arrays of a model in a run folder, by its file's name. Raises ParameterError if missing or changed."""
     digests = _result(folder).get("models", {})
     if not isinstance(digests, dict):
         raise ParameterError(f"{folder / 'result.json'}: expected the models' SHA-256 by file; restore it")
@@ -245,10 +242,7 @@ def read_model(folder: Path, name: str) -> dict[str, Array]:
 
 
 def read_inputs(folder: Path) -> dict[str, Any]:
-    """Return the meaning of a run's inputs and outputs.
-
-    Raises `moretta.errors.ParameterError` if the file is missing, damaged, or differs from the run's record.
-    """
+    """Return the meaning of a run's inputs and outputs. Raises ParameterError for a missing or changed file."""
     path = folder / "inputs.json"
     written = read_present(folder, path.name, "a file of a finished run")
     content = _parsed(path, written)

@@ -32,10 +32,7 @@ SLOT = 25  # silos at most; more gain nothing by sharing a call
 
 @dataclass(frozen=True)
 class Answered:
-    """A silo's answer, or why it has none, and its seconds.
-
-    lengths: as of `moretta.engines.delivery.lengths_of`, if another process computed them.
-    """
+    """A silo's answer, or why it has none, and its seconds. lengths: `delivery.lengths_of`, if computed elsewhere."""
 
     answer: Message | Missing
     seconds: float

@@ -103,10 +103,7 @@ class RoundTakes:
         return excluded | dict.fromkeys(self._alone, _ALONE)
 
     def after(self, ended: Aborted, lost: Collection[str]) -> dict[str, Missing]:
-        """Record why an attempt was aborted; return the silos to leave out because they reported that too often.
-
-        lost: the silos that are already left out.
-        """
+        """Record why an attempt was aborted; return silos with too many reports. lost: those already left out."""
         spent = {silo: why.spent for silo, why in ended.missing.items() if why.spent is not None}
         # After a try with the named set, a silo that names another set is at fault, not the silos that answer.
         self._claimed.update({silo for silo, claim in spent.items() if claim.whole and self.only} or spent.keys())

@@ -42,11 +42,7 @@ class Seen:
 class Recorder:
     """Record the messages that each role sees in the selected rounds.
 
-    Args:
-        folder: The run's ``views``.
-        rounds: True for all, or their numbers.
-        session: The number of resumes.
-        run: The run's id.
+    folder: the run's ``views``. rounds: True for all, or their numbers. session: the number of resumes. run: its id.
     """
 
     def __init__(self, folder: Path, rounds: bool | tuple[int, ...], session: int = 0, run: str = "") -> None:

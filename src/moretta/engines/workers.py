@@ -58,14 +58,9 @@ class _Worker(NamedTuple):
 
 
 class Workers:
-    """Ask silos in several processes, as `SilosHere` does in one. Raises ParameterError if a worker cannot start.
+    """Ask silos in `count` processes, as `SilosHere` does in one. Raises ParameterError if a worker cannot start.
 
-    Args:
-        clients: By silo.
-        codec: Of the run's messages.
-        local: The same silos in this process.
-        count: Of the processes.
-        prepare: Called in each worker at its start.
+    local: the same silos in this process. prepare: called in each worker at its start.
     """
 
     def __init__(

@@ -215,7 +215,9 @@ class PadChannels(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut around them. `joined` is the number of output channels.
+    """Two 3x3 convolutions and a shortcut around them.
+
+    `joined` is the number of output channels.
 
         A        out = relu(f(x) + x); if the shape changes, x is subsampled and its new channels are zero
         B        out = relu(f(x) + x); if the shape changes, x passes a 1x1 convolution and normalisation

@@ -17,10 +17,7 @@ from moretta.errors import ParameterError, UnsupportedModel
 
 
 def check_weights(model: nn.Module) -> None:
-    """Check that a model has parameters to train, and finite numbers to begin with.
-
-    Raises `moretta.errors.ParameterError`, naming the tensor if one is at fault.
-    """
+    """Raise ParameterError, naming a tensor at fault, unless a model has finite parameters and some to train."""
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise ParameterError(f"model: expected the module itself, not {type(model).__name__} around it; give .module")
     if not any(parameter.requires_grad for parameter in model.parameters()):

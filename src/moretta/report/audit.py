@@ -1,4 +1,4 @@
-"""The result of audits, as tables: one run's attacks by severity, and runs side by side with the worst of each role.
+"""The results of audits, as tables: one run's attacks by severity, and runs side by side with the worst of each role.
 
 Attacks measure different things. A role's worst attack is the successful one whose score is furthest above chance
 (`moretta.report.folder.Attacked.advantage`), and it is named. A role is not safe because all attacks on it failed.
@@ -30,7 +30,7 @@ from moretta.report.folder import Attacked, AuditRecord, NotRun, RunRecord
 from moretta.report.table import ends, figure, human_bytes, human_seconds, labels, plain
 
 ROLES: Mapping[str, str] = {role: f"{name[0].upper()}{name[1:]}" for role, name in NAMES.items()}
-"""Roles in the order of a page: as an audit writes them, and as a page does."""
+"""Roles in the order of a page: the audit's names, and the page's."""
 
 GROUPS: Mapping[str, Sequence[str]] = {
     "server": ("server",),
@@ -50,7 +50,7 @@ HEADERS = ("Leak to the server", "Leak to a silo", "Leak to colluders or outside
 
 @dataclass(frozen=True)
 class Leak:
-    """The result of some roles' attacks. tried: how many ended. worst: the worst success. audited: whether at all."""
+    """The result of some roles' attacks. tried: how many ended. worst: the worst success. audited: if there was one."""
 
     audited: bool
     tried: int = 0
@@ -87,7 +87,7 @@ def leak(audit: AuditRecord | None, roles: Sequence[str]) -> Leak:
 def by_severity(audit: AuditRecord) -> Iterable[tuple[str, str, Sequence[Attacked]]]:
     """Yield each kind of tried attacks, the gravest first: its name, its meaning, and its attacks.
 
-    In a kind, successful attacks come first, by how far they got.
+    In a kind, successful attacks come first, by their advantage.
     """
     for severity in SEVERITIES:
         some = [attack for attack in audit.attacks if attack.severity == severity]
@@ -103,13 +103,13 @@ def who_does(attack: Attacked | NotRun) -> str:
 
 
 def interval(attack: Attacked) -> str:
-    """Return the 95 % interval of a score, marked as no evidence where it holds every score."""
+    """Return the 95 % interval of a score, marked as no evidence if it includes every score."""
     low, high = map(figure, attack.interval)
     return f"{low} to {high}{', no evidence' * (attack.ended == 'no evidence')}"
 
 
 def switched_off(attacks_by_key: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return a sentence for each setting that takes attacks from an audit. attacks_by_key: their names, by key."""
+    """Return a sentence for each setting that prevents attacks of an audit. attacks_by_key: their names, by key."""
     return [
         f"{key} takes {len(names)} {'attack' if len(names) == 1 else 'attacks'} from an audit: {enumerated(names)}."
         for key, names in attacks_by_key.items()
@@ -139,7 +139,7 @@ def side_by_side(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
 
 
 def costs(record: RunRecord) -> tuple[str, str, str]:
-    """Return a run's score on its test rows, its seconds and its bytes per silo and round, as text."""
+    """Return a run's score on its test rows, its seconds, and its bytes per silo and round, as text."""
     test = record.test
     score = plain(test.mse if test.accuracy is None else test.accuracy)
     return score, human_seconds(record.seconds["total"]), human_bytes(_bytes(record))
@@ -234,11 +234,11 @@ def _images(folder: Path, name: str) -> tuple[NDArray[np.float64], NDArray[np.fl
 
 
 def _sheet(images: NDArray[np.float64], scale: tuple[float, float]) -> str:
-    """Return images side by side, a white pixel apart, as the data URI of a PNG. scale: the black and white values."""
+    """Return images side by side, a white pixel between them, as a PNG's data URI. scale: the black and white value."""
     from matplotlib.image import imsave
 
     count, channels, height, width = images.shape
-    kept = images if channels == 3 else images[:, :1].repeat(3, axis=1)  # of other channels, the first
+    kept = images if channels == 3 else images[:, :1].repeat(3, axis=1)  # other images by their first channel
     low, high = scale
     levels = np.clip((np.nan_to_num(kept, nan=low) - low) / ((high - low) or 1.0), 0.0, 1.0)
     sheet = np.full((height, count * (width + 1) - 1, 3), 255, dtype=np.uint8)

@@ -1,8 +1,8 @@
 """A finished run folder, read into a frozen record.
 
-It reads `result.json` (the outcome), `history.jsonl` (a line a round), `rows.json` (digests) and, where the run was
-audited, `audit.json`. Their keys are the run folder's contract; unknown keys are ignored, so that a newer engine may
-add some within the same format.
+It reads `result.json` (the outcome), `history.jsonl` (a line a round), `rows.json` (digests) and, after an audit,
+`audit.json`. Their keys are the run folder's contract; unknown keys are ignored, so that a newer engine may add some
+within the same format.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ TEST_ROWS = "test rows"
 
 
 LEADING = ("auc", "balanced_accuracy", "average_precision")
-UNEVEN = 0.1  # classes are uneven if the commonest has this fraction of the rows more than an even share
+UNEVEN = 0.1  # classes are uneven if the commonest exceeds an even share by this fraction of the rows
 
 
 class _Part(BaseModel):
@@ -54,14 +54,14 @@ class PlainScores(_Part):
 
 
 class SiloScore(PlainScores):
-    """One silo's rows and the model's scores on them; None where the run has no number."""
+    """One silo's rows and the model's scores on them; None if the run has no number."""
 
     rows: int | None = None
     metrics: Mapping[str, float | None] = {}
 
 
 class ClassScore(_Part):
-    """One class: its rows, the rows for which it is predicted, and its scores, None where they are not numbers."""
+    """One class: its rows, the rows with this prediction, and its scores, None if they are not numbers."""
 
     name: str = Field(alias="class")
     rows: int
@@ -100,20 +100,20 @@ class TestScores(PlainScores):
     """The model's scores on the test rows: accuracy (a fraction) for classes, mse for numbers; None without such rows.
 
     Args:
-        per_silo: a shared model on each silo's training rows, or each silo's own model on the test rows.
-        mean: under CGD the mean over the confined models; the other scores are then the worst model's.
-        displacement: under CGD the scores of D alone.
+        per_silo: Scores of a shared model on each silo's training rows, or of each silo's own model on the test rows.
+        mean: Under CGD the mean over the confined models; the other scores are then the worst model's.
+        displacement: Under CGD the scores of D alone.
         by: "silos" if the scores are on rows that silos hold back.
-        silos: the scores on those, if the server has test rows too.
-        classes: tables of a classifier, where they are of one model.
-        units: the number of persons or things that rows are about.
-        baseline: the accuracy of the commonest class, or the mean squared error of the mean.
-        intervals: of 95 %, by figure.
-        curves: at equal steps from 0 to 1, recall by false alarms and precision by recall.
-        seeds: the number of runs whose means the figures are; 0 for one run.
+        silos: The scores on those, if the server has test rows too.
+        classes: Tables of a classifier, if they are of one model.
+        units: The number of the rows' subjects.
+        baseline: The accuracy of the commonest class, or the mean squared error of the mean.
+        intervals: Of 95 %, by figure.
+        curves: At equal steps from 0 to 1, recall by false alarms and precision by recall.
+        seeds: The number of runs whose means the figures are; 0 for one run.
     """
 
-    __test__ = False  # the name is the paper's word, not a pytest class
+    __test__ = False  # not a pytest class
 
     rows: float | None = None
     top5: float | None = None
@@ -143,13 +143,13 @@ class TestScores(PlainScores):
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Each class's fraction of the rows; empty where no table counts them."""
+        """Each class's fraction of the rows; empty if no table counts them."""
         counts = [row.rows for row in self.classes.by_class] if self.classes else []
         return tuple(count / sum(counts) for count in counts) if any(counts) else ()
 
     @property
     def headline(self) -> tuple[str, ...]:
-        """The figures that a verdict names: for uneven classes, those that the commonest class does not dominate."""
+        """The figures of a verdict: for uneven classes, those that the commonest class does not dominate."""
         uneven = bool(self.shares) and max(self.shares) > 1 / len(self.shares) + UNEVEN
         leading = (*(LEADING if uneven else ()), "accuracy", "mse" if self.accuracy is None else "")
         headed = tuple(key for key in leading if self.figure(key) is not None)
@@ -160,7 +160,7 @@ class TestScores(PlainScores):
         return self.metrics.get(key) if key not in ("accuracy", "mse", "loss") else getattr(self, key)
 
     def guessed(self, key: str) -> float | None:
-        """Return the score of always naming the commonest class, or the mean of numbers; None where unknown."""
+        """Return the score of always naming the commonest class, or the mean of numbers; None if unknown."""
         shares = self.shares
         if key == "mse" or not shares:
             return self.baseline if key == ("mse" if self.accuracy is None else "accuracy") else None
@@ -171,7 +171,7 @@ class TestScores(PlainScores):
 
 
 class TrafficRecord(_Part):
-    """Bytes: means over silos and rounds, and what the keys and shares of secure aggregation cost."""
+    """Bytes: means over silos and rounds, and those of secure aggregation's keys and shares."""
 
     up_per_silo_per_round: float
     down_per_silo_per_round: float
@@ -222,15 +222,15 @@ class RoundRecord(_Part):
 class PictureRecord(_Part):
     """A file of images in the run folder, reconstructed ones and true ones, with a caption."""
 
-    file: str = Field(pattern=r"^audit/[A-Za-z0-9_-]+\.safetensors$")  # and nowhere else
+    file: str = Field(pattern=r"^audit/[A-Za-z0-9_-]+\.safetensors$")  # no other folder
     caption: str
 
 
 class Attacked(_Part):
-    """The result of one attack. score, chance, interval: None where they are not numbers. sentence: with its full stop.
+    """The result of one attack.
 
-    constant: the score of always naming the most frequent value, None without such a value. title: what it does, for
-    people.
+    score, chance, interval: None if they are not numbers. sentence: with its full stop. constant: the score of always
+    naming the most frequent value, None without such a value. title: the attack's action, for people.
     """
 
     attack: str
@@ -253,12 +253,12 @@ class Attacked(_Part):
 
     @property
     def ended(self) -> str:
-        """How it ended, in words."""
+        """Its result, in words."""
         return "succeeded" if self.succeeded else "no evidence" if is_whole(*self.interval) else "failed"
 
     @property
     def advantage(self) -> float:
-        """The score's part of the way from chance to the highest score: 0 for guessing, 1 for the highest.
+        """The score's part of the distance from chance to the highest score: 0 for guessing, 1 for the highest.
 
         It compares attacks whose scores measure different things.
         """
@@ -278,10 +278,10 @@ class NotRun(_Part):
 
 
 class AuditRecord(_Part):
-    """`audit.json`: the result of attacks on the run's recorded views.
+    """`audit.json`: the results of attacks on the run's recorded views.
 
-    background: the attackers' rows, `TEST_ROWS` or the name of a file. switched_off: by key of the run file the attacks
-    that could run with that key's default.
+    background: the attackers' rows, `TEST_ROWS` or the name of a file. switched_off: by key of the run file, the
+    attacks that could run with that key's default.
     """
 
     run: str
@@ -296,17 +296,14 @@ class AuditRecord(_Part):
 
 
 class ScoredRows(_Part):
-    """`rows.json`: digests of the rows on which a run was scored; empty where the folder does not show them."""
+    """`rows.json`: digests of the rows on which a run was scored; empty if the folder lacks them."""
 
     test: str = Field(default="", alias=TEST)
     at_silos: str = Field(default="", alias=HELD_OUT)
 
 
 class RunRecord(_Part):
-    """The record of one run, for reports.
-
-    `read_run` sets `folder`, `history`, `audit` (None without an audit) and `digests`; the rest is `result.json`.
-    """
+    """The record of a run: `result.json`, and `folder`, `history`, `audit` (or None) and `digests` by `read_run`."""
 
     folder: Path = Field(default=Path(), exclude=True)
     history: tuple[RoundRecord, ...] = Field(default=(), exclude=True)
@@ -344,7 +341,7 @@ class RunRecord(_Part):
     def missed(self) -> tuple[MissedRound, ...]:
         """Silos that missed a whole round: they missed an answer and had no part in the round's result.
 
-        For a run that does not record the members of sums: all that missed an answer.
+        If the run does not record the members of sums, all that missed an answer.
         """
         took_part = {
             (silo, number)
@@ -356,7 +353,7 @@ class RunRecord(_Part):
         return tuple(gone for gone in self.dropped if (gone.silo, gone.round) not in took_part)
 
     def scored_as(self, other: "RunRecord") -> bool:
-        """Return whether both were scored on the same rows: by digests, or by their number where one has none."""
+        """Return whether both were scored on the same rows: by digests, or by their number if one has no digest."""
         key = "test" if self.test.by is None else "at_silos"
         own, theirs = getattr(self.digests, key), getattr(other.digests, key)
         counts = {self.test.rows, other.test.rows} - {None}
@@ -369,11 +366,11 @@ class RunRecord(_Part):
 
     @property
     def content(self) -> dict[str, Any]:
-        """The record as ``result.json`` has it, on which claims depend."""
+        """The record in the form of ``result.json``, on which claims depend."""
         return self.model_dump(by_alias=True)
 
     def setting(self, section: str, key: str) -> JsonValue:
-        """Return the value of one key of the run file, None where the run did not record it."""
+        """Return the value of one key of the run file, None if the run did not record it."""
         return self.settings.get(section, {}).get(key)
 
 
@@ -405,7 +402,7 @@ def read_run(folder: Path) -> RunRecord:
     )
     audit, notes = _audit(folder / "audit.json", record)
     digests = ScoredRows()
-    with suppress(FileNotFoundError, ParameterError):  # its owner's alone
+    with suppress(FileNotFoundError, ParameterError):  # only its owner may read it
         digests = _parse(ScoredRows, read_file(folder, ROWS_BY_SILO), str(folder / ROWS_BY_SILO))
     last = history[-1].round if history else 0
     cut = f"history.jsonl ends with round {last} of {record.rounds}, so curves and counts of rounds are incomplete"

@@ -1,4 +1,4 @@
-"""News for a page that follows a run: the changes in its folder since the last look.
+"""News for a page that follows a run: the changes in its folder since the last check.
 
 It follows three files: `history.jsonl` and `log.txt`, which grow, and `result.json`, which comes last; `run.toml` has
 the plan. Nothing else of the folder is read, and nothing is written. A resumed run rewrites its history, because the
@@ -23,7 +23,7 @@ from moretta.errors import ParameterError
 FORMAT = 1  # of the run folder
 FOLLOWED = ("history.jsonl", "log.txt", "result.json", "run.toml")
 LONGEST = 500  # characters of a sentence
-MOST_LINES = 200  # of the log in one event, the last ones
+MOST_LINES = 200  # the most lines of the log in one event, the last ones
 MOST_FIGURES = 24  # of one round
 
 _FIGURE = re.compile(r"(?!.{81})(loss|scaled_loss|epsilon|(test_|validation_).*)", re.DOTALL)  # keys of a history's
@@ -34,7 +34,7 @@ _FAILED = re.compile(r"\S+ \S+ ERROR the run failed: (.*)")  # the last line of 
 
 @dataclass(frozen=True)
 class News:
-    """News for a page. kind: its subject. data: JSON content. id: the place where a reader of it continues."""
+    """News for a page. kind: its subject. data: JSON content. id: the place from which a reader continues."""
 
     kind: str
     data: Mapping[str, Any]
@@ -43,7 +43,7 @@ class News:
 
 @dataclass(frozen=True)
 class Status:
-    """The status by the run's command: its last sentence, and why it failed; empty for nothing.
+    """The status by the run's command: its last sentence, and why it failed; empty without one.
 
     has_command: whether there is such a command, so that a run without news does not count as dead.
     """
@@ -64,14 +64,14 @@ def check_run_folder(folder: Path) -> None:
         )
     for name in FOLLOWED:
         with suppress(FileNotFoundError):
-            open_file(folder, name).close()  # refuses a link or a pipe
+            open_file(folder, name).close()  # raises for a link or a pipe
     form = _json(folder / "result.json").get("format", FORMAT)
     if form != FORMAT:
         raise ParameterError(f"{folder / 'result.json'} is of format {form!s:.20}, and this version reads {FORMAT}")
 
 
 class Follower:
-    """Reads news of a run folder, which may not exist yet. after: the last event's id; another text begins again."""
+    """Reads news of a run folder, which may not exist yet. after: the last event's id; any other text begins again."""
 
     def __init__(self, folder: Path, after: str = "") -> None:
         history, _, log = after.partition("_")
@@ -85,8 +85,8 @@ class Follower:
     def news(self, status: Status) -> Iterator[News]:
         """Yield the news, oldest first. status: by the run's command.
 
-        `begin` tells a page to forget all rounds and lines of the log so far; then come `plan`, `rounds`, `log`,
-        `result`, and `state` last.
+        `begin` asks a page to forget all rounds and lines of the log; then follow `plan`, `rounds`, `log`, `result`,
+        and `state` last.
         """
         seen = status, *(_signature(self._folder / name) for name in FOLLOWED)
         if seen == self._seen:
@@ -99,7 +99,7 @@ class Follower:
                 yield News("begin", {}, self._place)
             yield from self._new(status)
         except Rewritten:
-            self._begun = False  # the next call begins again
+            self._begun = False  # so that the next call begins again
             return
         self._seen = seen
 
@@ -157,7 +157,7 @@ def logged_of(lines: list[bytes]) -> dict[str, Any]:
 
 
 def plan_of(folder: Path) -> dict[str, Any]:
-    """Return name, protocol and number of rounds of the run file, as far as the folder has them."""
+    """Return name, protocol and number of rounds of the run file, if the folder has it."""
     tables: Mapping[str, Any] = {}
     with suppress(OSError, ValueError, RecursionError, ParameterError):
         tables = tomllib.loads(read_text(folder, "run.toml"))
@@ -201,7 +201,7 @@ def state_of(folder: Path, status: Status) -> dict[str, Any]:
     state, sentence = "running" if number else "waiting", status.note
     if status.failed or failed:
         state, sentence = "failed", status.failed or (failed[1] if failed else "")
-    elif record and number >= _numbers(record).get("rounds", math.inf):  # else it was resumed
+    elif record and number >= _numbers(record).get("rounds", math.inf):  # otherwise it was resumed
         state, sentence = "ended", ""
     return {"state": state, "sentence": sentence[:LONGEST], "here": status.has_command}
 
@@ -213,7 +213,7 @@ def _age(folder: Path) -> float:
 
 
 def _missing(entries: object) -> list[dict[str, Any]]:
-    """Return who missed a round, and why."""
+    """Return the silos that missed a round, with the reasons."""
     return [
         {
             "round": entry["round"],

@@ -1,6 +1,6 @@
-"""One HTML page for one run or several: self-contained, without scripts, to be read on a screen or on paper.
+"""One HTML page for one run or several: self-contained, without scripts, for a screen or for paper.
 
-The page fetches nothing, and its content security policy forbids it to. Names, silos and settings in a run folder are
+The page loads nothing, and its content security policy forbids loading. Names, silos and settings in a run folder are
 not trusted: the templates beside this file escape all text.
 """
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-SIGNATURES = ".signatures.json"  # in the place of the ending of a dossier that they sign
+SIGNATURES = ".signatures.json"  # replaces the ending of a signed dossier's file
 
 
 def write_report(
@@ -67,30 +67,36 @@ def write_report(
 ) -> Path:
     """Write the page about these run folders to `out`, whole or not at all, and return `out`.
 
-    differences: as in `moretta.report.table.comparison`. spreads: for runs from several seeds; the folders are those of
-    the first seed. sweep: the runs among which one was chosen.
-    Raises ParameterError for a folder that cannot be read, a file that cannot be written or a name that ends in neither
-    .html nor .htm, and MissingExtra without matplotlib or Jinja2; then `out` is unchanged.
+    Args:
+        folders: Of the runs.
+        out: The page, .html or .htm.
+        differences: As in `moretta.report.table.comparison`.
+        spreads: For runs from several seeds; the folders are those of the first seed.
+        sweep: The runs among which one was chosen.
+
+    Raises:
+        ParameterError: A folder is unreadable, or `out` has another ending or cannot be written; then it is unchanged.
+        MissingExtra: matplotlib or Jinja2 is not installed.
     """
     check_page(out)
     if not folders:
         raise ParameterError("A report needs at least one run folder.")
     written = page([read_run(folder) for folder in folders], differences, spreads, sweep)
-    write_page(out, written, 0o600 if "<img " in written else 0o644)  # pictures may be of silos' own rows
+    write_page(out, written, 0o600 if "<img " in written else 0o644)  # pictures may show silos' own rows
     return out
 
 
 def check_page(out: Path) -> None:
     """Raise `moretta.errors.ParameterError` for a name that is not a page's, or is a signed dossier's."""
-    check_ending(out, ".html", ".htm")  # so that none is written over a table or a run file
+    check_ending(out, ".html", ".htm")  # prevents overwriting a table or a run file
     signatures = out.with_suffix(SIGNATURES)
     if signatures.exists():
         raise ParameterError(f"{out}: {signatures.name} beside it signs a dossier of that name; name another file")
 
 
 def write_page(out: Path, written: str, mode: int = 0o644) -> None:
-    """Write a page to `out`, whole or not at all. Raises ParameterError for a file that cannot be written."""
-    write_files({out: written.encode("utf-8", "replace")}, out, "report", mode)  # a folder's name need not be UTF-8
+    """Write a page to `out`, whole or not at all. Raises ParameterError if the file cannot be written."""
+    write_files({out: written.encode("utf-8", "replace")}, out, "report", mode)  # a folder's name may not be UTF-8
 
 
 def write_files(files: Mapping[Path, bytes], page: Path, what: str, mode: int = 0o644) -> None:
@@ -110,7 +116,7 @@ def page(
     spreads: Sequence[OverSeeds] = (),
     sweep: Sweep | None = None,
 ) -> str:
-    """Return the page as text; the same records give the same text. The other arguments: as in `write_report`."""
+    """Return the page as text; the same records give the same text. Other arguments: as in `write_report`."""
     names = labels(records)
     pictures = [list(audit.pictures(record)) for record in records]
     runs = list(zip(names, records, pictures, strict=True))
@@ -181,7 +187,7 @@ def _power(value: str) -> tuple[str, str]:
 
 
 def _results(records: Sequence[RunRecord], differences: Mapping[str, float] | None) -> dict[str, Any]:
-    """Return scores and costs of runs: a comparison in groups of rows, silos, and side by side if any was audited."""
+    """Return scores and costs of runs: a comparison in groups of rows, silos, and attacks side by side if any."""
     table, costs = separate(comparison(records, differences), COSTS, len(records))
     audited = [(record.audit, audit.costs(record)) for record in records]
     side_by_side = len(records) > 1 and any(leaks is not None for leaks, _ in audited)
@@ -245,16 +251,16 @@ def _commands(records: Sequence[RunRecord]) -> Iterable[str]:
     yield f"moretta report {' '.join(folders)} --out report.html"
 
 
-MOST_PICTURES = 120  # a page of more takes long to open
+MOST_PICTURES = 120  # a page with more opens slowly
 _BAR, _EDGE = 0.21, 0.75  # inches of a bar and of the margins
 _LABEL = 28  # characters of a cell's name
 
 
 def write_look(look: Mapping[str, Any], name: str, out: Path) -> Path:
-    """Write the page of a look to `out`, whole or not at all, and return `out`. look: of `Look.plain`.
+    """Write the page of a look to `out`, whole or not at all, and return `out`. look: from `Look.plain`.
 
-    Raises ParameterError for a file that cannot be written or a name that ends in neither .html nor .htm, and
-    MissingExtra without matplotlib or Jinja2.
+    Raises ParameterError if the file cannot be written or its name ends in neither .html nor .htm, and MissingExtra
+    without matplotlib or Jinja2.
     """
     check_page(out)
     write_page(out, look_page(look, name))

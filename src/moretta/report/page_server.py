@@ -1,16 +1,15 @@
 """Serves the living page of one run to browsers of this machine, by the standard library.
 
-It keeps others out. It listens on 127.0.0.1 alone, and answers only requests with the address's token of 256 random
+It excludes others. It listens on 127.0.0.1 alone, and answers only requests with the address's token of 256 random
 bits. A request must name this very host, so that a foreign page cannot reach it under its own name (DNS rebinding). It
-answers only GET, and writes nothing. The page fetches nothing from elsewhere, and its content security policy forbids
-it to.
+answers only GET, and writes nothing. The page loads nothing from elsewhere, and its content security policy forbids it.
 
-At most `MOST` connections that have shown the token are open, and beside them at most `MOST` that have not. These take
-no slot from the others: each has `PATIENCE` for its whole request, and the oldest is closed where one more comes.
+At most `MOST` connections with the token are open, and beside them at most `MOST` without it. The latter take no slot
+from the former: each has `PATIENCE` for its whole request, and the oldest is closed if another arrives.
 
 As a program (`python -m moretta.report.page_server FOLDER DESCRIPTOR`) it serves for a run's command, on a socket that
 the command has opened. Standard input has the token, then a JSON object a line (`Status`), and ends with the command. A
-separate process takes none of the run's time, and has no threads in the process that forks.
+separate process takes none of the run's time, and adds no threads to the process that forks.
 """
 
 import hmac
@@ -36,11 +35,11 @@ from moretta.errors import ParameterError
 from moretta.report.living import Follower, News, Status
 
 HOST = "127.0.0.1"
-MOST = 16  # connections at a time that have shown the token, and that have not
-LOOK = 0.5  # seconds between two looks into the folder
-PATIENCE = 10.0  # seconds that a browser may take to send its request, or to take an answer
+MOST = 16  # simultaneous connections with the token, and again without it
+LOOK = 0.5  # seconds between two checks of the folder
+PATIENCE = 10.0  # seconds for a browser to send its request, or to receive an answer
 HEARTBEAT = 10.0  # seconds without news after which a browser gets a sign of life
-LINGER = 2.0  # seconds that browsers have to take the last news
+LINGER = 2.0  # seconds for browsers to receive the last news
 
 _TEMPLATES = Path(__file__).with_name("templates")
 _FILES = {
@@ -62,10 +61,7 @@ _HEADERS = {
 
 
 def listening(port: int) -> socket.socket:
-    """Return a socket that listens on a port of this machine alone; 0 takes any that is free.
-
-    Raises `moretta.errors.ParameterError` for a port that is not available.
-    """
+    """Return a socket on a port of this machine alone, 0 for any free one. Raises ParameterError for a used port."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -98,14 +94,14 @@ class PageServer(ThreadingHTTPServer):
         self.token, self.folder, self.status = token, folder, status
         self.hosts = {f"{name}:{listener.getsockname()[1]}" for name in (HOST, "localhost")}
         self.ended = threading.Event()
-        self.streams = set[int]()  # threads that send news
+        self.streams = set[int]()  # the threads that send news
         self._lock = threading.Lock()
         self._strangers = dict[Any, float]()  # connections without the token, oldest first, and their deadlines
         self._guests = set[Any]()  # connections that have shown the token
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """Serve for as long as the block lasts; then browsers have a moment to take the last news."""
+        """Serve while the block lasts; then browsers have a moment to receive the last news."""
         thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
         thread.start()
         try:
@@ -119,7 +115,7 @@ class PageServer(ThreadingHTTPServer):
             self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread; close the oldest stranger where there are too many."""
+        """Answer in a thread; close the oldest connection without the token if there are too many."""
         with self._lock:
             self._strangers[request] = time.monotonic() + PATIENCE
             self._close(list(self._strangers)[:-MOST])
@@ -132,7 +128,7 @@ class PageServer(ThreadingHTTPServer):
             self._close([stranger for stranger, deadline in self._strangers.items() if deadline < now])
 
     def admits(self, request: Any) -> bool:
-        """Give a slot to a connection that has just shown the token; return whether there was one."""
+        """Give a slot to a connection that has just shown the token; return whether one was free."""
         with self._lock:
             free = len(self._guests) < MOST and self._strangers.pop(request, None) is not None
             if free:
@@ -147,7 +143,7 @@ class PageServer(ThreadingHTTPServer):
                 request.shutdown(socket.SHUT_RDWR)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, and make room for another connection."""
+        """Answer, then free the connection's slot."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -212,14 +208,14 @@ class _Request(BaseHTTPRequestHandler):
             self.wfile.write(b"retry: 1000\n\n")
             follower, sent = Follower(self.server.folder, self.headers.get("Last-Event-ID", "")), time.monotonic()
             while True:
-                last = self.server.ended.is_set()  # before the look, so that nothing is missed
+                last = self.server.ended.is_set()  # before the check, so that nothing is missed
                 for event in follower.news(self.server.status):
                     self.wfile.write(_written(event))
                     sent = time.monotonic()
                 if last:
                     self.wfile.write(b"event: bye\ndata: {}\n\n")
                     return
-                if time.monotonic() > sent + HEARTBEAT:  # else a closed browser would never be noticed
+                if time.monotonic() > sent + HEARTBEAT:  # otherwise a closed browser would never be noticed
                     self.wfile.write(b": nothing new\n\n")
                     sent = time.monotonic()
                 self.server.ended.wait(LOOK)
@@ -233,7 +229,7 @@ def _written(event: News) -> bytes:
 
 def main() -> None:
     """Serve for the command that started this process, and end with it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command is interrupted too, and reports its end here
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command is interrupted too, and reports its end
     folder, descriptor = Path(sys.argv[1]), int(sys.argv[2])
     token = sys.stdin.readline().strip()
     server = PageServer(socket.socket(fileno=descriptor), token, folder, Status(has_command=True))
@@ -243,18 +239,18 @@ def main() -> None:
 
 
 PROGRAM = (sys.executable, "-P", "-m", "moretta.report.page_server")
-ENDING = 3.0  # seconds for the process to end, once the run has ended
+ENDING = 3.0  # seconds for the process to end after the run
 
 Say = Callable[[str], None]
 
 
 @contextmanager
 def page_beside(folder: Path, port: int, say: Say) -> Iterator[Say]:
-    """Serve the living page of a run for as long as the block lasts.
+    """Serve the living page of a run while the block lasts; yield a function that sends the page a sentence.
 
-    folder: the run's, which may appear later. say: receives the address. Yields a function that sends the page a
-    sentence, such as the silos that the run waits for; it never blocks and never fails. Raises
-    `moretta.errors.ParameterError` for a port that is not available.
+    folder: the run's, which may appear later. say: receives the address. The function, for sentences such as the silos
+    that the run waits for, never blocks and never fails. Raises `moretta.errors.ParameterError` for an unavailable
+    port.
     """
     token = secrets.token_urlsafe(32)
     with listening(port) as listener:
@@ -275,7 +271,7 @@ def page_beside(folder: Path, port: int, say: Say) -> Iterator[Say]:
 
 
 def _started(folder: Path, descriptor: int, token: str) -> subprocess.Popen[bytes] | None:
-    """Start the process; its token comes by standard input, as others can read arguments."""
+    """Start the process; its token is sent by standard input, because others can read arguments."""
     try:
         process = subprocess.Popen(
             [*PROGRAM, str(folder), str(descriptor)],
@@ -296,12 +292,12 @@ def _tell(process: subprocess.Popen[bytes], **status: str) -> None:
 
 
 def _write(process: subprocess.Popen[bytes], line: str) -> None:
-    with suppress(OSError):  # a dead process, or one that does not read, lacks a sentence
+    with suppress(OSError):  # a dead process, or one that does not read, misses a sentence
         os.write(_input(process).fileno(), line.encode())
 
 
 def _input(process: subprocess.Popen[bytes]) -> IO[bytes]:
-    return cast("IO[bytes]", process.stdin)  # `_started` asks for a pipe
+    return cast("IO[bytes]", process.stdin)  # `_started` opens a pipe
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -2,7 +2,7 @@
 
 Text stays text and takes the page's fonts. Black, grey and the paper's colour are CSS variables of the page, so that
 the same SVG is readable in light and in dark. A protocol has one colour everywhere. Runs also differ in their dashes,
-because curves of protocols that compute the same lie on top of each other.
+because curves of protocols with the same result coincide.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SMOOTH_FROM = 60
 
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
-    "text.parse_math": False,  # a run's name may hold dollar signs
+    "text.parse_math": False,  # a run's name may have dollar signs
     "font.size": 9.5,
     "text.color": INK,
     "axes.labelcolor": INK,
@@ -92,7 +92,7 @@ def figures(records: Sequence[RunRecord]) -> dict[str, Any]:
 def curves(records: Sequence[RunRecord], last: str = "") -> dict[str, Markup | None]:
     """Draw the result of runs over their rounds, by their places on the page; None for a curve without data.
 
-    last: the end of the SVGs' ids, where a page has several.
+    last: the end of the SVGs' ids, if a page has several.
     """
     losses, window = f"losses{last}", smoothing(records)
     scaled = ", of scaled targets" * any(record.scales_targets for record in records)
@@ -113,7 +113,7 @@ RANKED = {
 
 
 def _ranked(records: Sequence[RunRecord]) -> list[tuple[Markup, str]]:
-    """Return the curves that any of the runs has, with their sentences; three stand beside each other."""
+    """Return the curves that any of the runs has, with their sentences; three stand side by side."""
     figures = []
     for key, (title, across, up, caption) in RANKED.items():
         points = [_points(record, key) for record in records]
@@ -143,7 +143,7 @@ def _draw_points(
 
 
 def smoothing(records: Sequence[RunRecord]) -> int:
-    """Return the number of rounds of the moving average; 1 where every round is drawn as it is."""
+    """Return the number of rounds of the moving average; 1 if every round is drawn."""
     longest = max(len(_last_attempts(record, "loss")) for record in records)
     return max(3, longest // 30 | 1) if longest >= SMOOTH_FROM else 1
 
@@ -156,7 +156,7 @@ def score_of(records: Sequence[RunRecord]) -> tuple[str, str]:
 
 
 def _last_attempts(record: RunRecord, measure: str) -> Curve:
-    """Return (round, value) where there is a value; only the last attempt of a repeated round counts."""
+    """Return (round, value) of rounds with a value; only the last attempt of a repeated round counts."""
     values = {}
     for line in sorted(record.history, key=lambda line: (line.round, line.attempt)):
         if (value := getattr(line, measure)) is not None:
@@ -193,7 +193,7 @@ def _curves(
 
 
 def _span(axes: Axes, records: Sequence[RunRecord], measure: str, values: Sequence[float]) -> None:
-    """Begin an axis at 0 or at guessing, so that noise looks as small as it is."""
+    """Begin an axis at 0 or at guessing, so that noise is not magnified."""
     if measure == "test_accuracy":
         guesses = sorted({max(record.test.shares) for record in records if record.test.shares})
         low = min([*values, *(guesses or [0.5])])
@@ -205,7 +205,7 @@ def _span(axes: Axes, records: Sequence[RunRecord], measure: str, values: Sequen
 
 
 def _lines(axes: Axes, records: Sequence[RunRecord], curves: Sequence[Curve], window: int) -> None:
-    """Draw runs, earlier ones broader, so that a later one on the very same points does not hide them."""
+    """Draw runs, earlier ones broader, so that a later one on the same points does not hide them."""
     for number, (curve, record, name) in enumerate(zip(curves, records, _short_labels(records), strict=True)):
         rounds, values = [at for at, _ in curve], [value for _, value in curve]
         if window > 1:
@@ -218,7 +218,7 @@ def _lines(axes: Axes, records: Sequence[RunRecord], curves: Sequence[Curve], wi
             linewidth=max(1.5, 2.6 - 0.5 * number) if len(records) > 1 else 1.7,
             marker="o" if len(rounds) < 40 and window == 1 else "",
             markersize=3,
-            label=name if rounds else None,  # a blind aggregator knows no loss
+            label=name if rounds else None,  # under a blind aggregator no loss is known
         )
 
 
@@ -312,7 +312,7 @@ def colour(protocol: str) -> str:
 def _svg(
     records: Sequence[RunRecord], key: str, title: str, draw: Callable[[Figure], None], *, bars: int | None = None
 ) -> Markup:
-    """Draw one figure of runs. bars: the number of a run's bars, which decides the height; None for curves."""
+    """Draw one figure of runs. bars: the number of a run's bars, which sets the height; None for curves."""
     height = 3.1 if bars is None else 0.9 + (0.24 + 0.2 * bars) * len(records)
     described = f"{title}: {', '.join(labels(records))}. The numbers are in the comparison table."
     return drawn(key, title, described, draw, height)
@@ -328,7 +328,7 @@ def drawn(
     except ImportError:
         raise MissingExtra('The figures of a report need matplotlib: pip install "moretta[torch]".') from None
     with warnings.catch_warnings(), matplotlib.rc_context({**_STYLE, "svg.hashsalt": key}):
-        warnings.simplefilter("ignore")  # glyphs that the measuring font lacks: the browser has its own fonts
+        warnings.simplefilter("ignore")  # the measuring font may lack glyphs; the browser has its own fonts
         figure = Figure(figsize=(width, height), layout="constrained")
         draw(figure)
         written = StringIO()
@@ -337,7 +337,7 @@ def drawn(
 
 
 def _inline(svg: str, key: str, title: str, described: str) -> Markup:
-    """Drop a file's header, make ids unique to the figure, name it for screen readers, and theme its colours.
+    """Remove a file's header, make ids unique to the figure, name it for screen readers, and theme its colours.
 
     matplotlib escapes the text that it draws, so its output is markup; text that is added here is escaped.
     """

@@ -1,9 +1,9 @@
 """Sentences about a run: a verdict, a summary, and what it hid from whom.
 
-The sentences on what was hidden are the claims of the run's protocol (`moretta.protocols.registry.claims_of`) whose
-conditions hold of its record. A protocol or a scheme without claims gets a sentence that says so. Values are
-"obfuscated" where the claims use that word; stronger words need a proof or an accountant. A sentence names the attacks
-of `moretta.audit` that test it. If the run was audited, their results are its evidence.
+The sentences on what was hidden are those claims of the run's protocol (`moretta.protocols.registry.claims_of`) whose
+conditions hold for its record. A protocol or a scheme without claims has a sentence that says so. Values are
+"obfuscated" if the claims use that word; stronger words need a proof or an accountant. A sentence names the attacks of
+`moretta.audit` that test it. If the run was audited, their results are its evidence.
 """
 
 import math
@@ -44,7 +44,7 @@ FAILED = "That an attack failed does not show that none can succeed"
 
 @dataclass(frozen=True)
 class Phrase:
-    """A part of a sentence, and the name of the attack that it is about, if any, set small behind it."""
+    """A part of a sentence, and the name of the attack that it concerns, if any, set small behind it."""
 
     text: str
     attack: str = ""
@@ -52,7 +52,7 @@ class Phrase:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Three short texts about a run, under `HEADINGS`. label: of the run among the others."""
+    """Three short texts about a run, under `HEADINGS`. label: the run's among the others."""
 
     label: str
     good: str
@@ -76,7 +76,7 @@ def verdicts(
 ) -> tuple[Verdict, ...]:
     """Return the verdict on each run, beside those of `records` that train alone or on pooled rows.
 
-    brief: without the sentences of `remarks`. spreads: each record's runs from all seeds, whose means replace its own
+    brief: omit the sentences of `remarks`. spreads: each record's runs from all seeds, whose means replace its own
     figures.
     """
     records = _counted(records)
@@ -90,7 +90,7 @@ def verdicts(
 
 
 def remarks(records: Sequence[RunRecord]) -> tuple[str, ...]:
-    """Return the sentences that would repeat in each verdict: scales, and statements that hold of all runs."""
+    """Return the sentences that would repeat in each verdict: scales, and statements that hold for all runs."""
     scales = dict.fromkeys(_scale(record) for record in _counted(records) if record.test.available)
     whole = [scale for scale in scales if not any(other != scale and other.startswith(scale) for other in scales)]
     notes = [f"{scale[0].upper()}{scale[1:]}." for scale in whole]
@@ -102,7 +102,7 @@ def remarks(records: Sequence[RunRecord]) -> tuple[str, ...]:
 
 
 def _opening_of_all(records: Sequence[RunRecord]) -> str:
-    """Return the opening on what was hidden, where all runs share it."""
+    """Return the opening on what was hidden, if all runs share it."""
     openings = {"" if record.insecure_secret_seed else _opening(record) for record in records}
     return openings.pop() if len(openings) == 1 else ""
 
@@ -173,7 +173,7 @@ def _averaged(record: RunRecord, over: OverSeeds) -> RunRecord:
 
 
 def _trains(record: RunRecord) -> str:
-    """Return "alone" or "pooled" for a baseline that trains so, "" for other runs."""
+    """Return "alone" or "pooled" for such a baseline, "" for other runs."""
     entry = ENTRIES.get(record.protocol)
     if entry is None or not entry.baseline:
         return ""
@@ -241,7 +241,7 @@ def _scale(record: RunRecord) -> str:
 
 
 def _hidden(record: RunRecord, opening: str | None) -> str:
-    """Return what was hidden. opening: replaces the record's own, where there is a sentence."""
+    """Return what was hidden. opening: replaces the record's own, unless None."""
     if record.insecure_secret_seed:
         return (
             "Nothing was hidden, because insecure-secret-seed was set. Anyone who knows the run file can compute every "
@@ -302,7 +302,7 @@ def how_to_audit(record: RunRecord) -> str:
 
 
 def _kind(aim: str, some: Sequence[Attacked]) -> Iterator[Phrase]:
-    """Yield how many attacks of one severity succeeded, and which got furthest."""
+    """Yield how many attacks of one severity succeeded, and which had the highest advantage."""
     won = sorted((attack for attack in some if attack.succeeded), key=lambda attack: -attack.advantage)
     if not won:
         yield Phrase(successes(aim, some))
@@ -342,7 +342,7 @@ def insecure_runs(records: Sequence[RunRecord]) -> str:
 
 
 def summary(records: Sequence[RunRecord]) -> str:
-    """Return what was trained and sent, and who missed a round."""
+    """Return what was trained and sent, and which silos missed a round."""
     first, absences = (
         records[0],
         [f"With {label_of(record)}, {absence}." if (absence := missed(record)) else "" for record in records],
@@ -392,7 +392,7 @@ UNTESTED = "not yet tested by an attack on this run"
 
 @dataclass(frozen=True)
 class Tested:
-    """An attack that tested a sentence on this run: who does what, its own name, and its result."""
+    """An attack that tested a sentence on this run: its action, its own name, and its result."""
 
     who: str
     attack: str
@@ -401,7 +401,7 @@ class Tested:
 
 @dataclass(frozen=True)
 class Statement:
-    """A sentence on what one role sees or can work out. tested: the attacks on this run that tested it."""
+    """A sentence on what one role sees or can infer. tested: the attacks on this run that tested it."""
 
     role: Role
     text: str
@@ -416,7 +416,7 @@ class Statement:
 
 
 def privacy_statements(record: RunRecord) -> tuple[Statement, ...]:
-    """Return the sentences that hold of this run, the server's first."""
+    """Return the sentences that hold for this run, the server's first."""
     run, attacked, statements = record.content, () if record.audit is None else record.audit.attacks, list[Statement]()
     if is_summed(run) and scheme(run) not in MASKED:
         sentence = f"This version of the report has no sentence about the aggregation scheme {scheme(run)}."
@@ -429,13 +429,13 @@ def privacy_statements(record: RunRecord) -> tuple[Statement, ...]:
 
 
 def reading_notes(record: RunRecord) -> tuple[str, ...]:
-    """Return notes for readers of the sentences; they are not claims and need no test."""
+    """Return notes for readers of the sentences; these are not claims and need no test."""
     run = record.content
     return tuple(claim.sentence(run) for claim in _claims(run) if claim.role == "reader" and claim.holds(run))
 
 
 def epsilon_note(record: RunRecord) -> str:
-    """Return the run's epsilon with the meaning of its scale, empty where no noise was added."""
+    """Return the run's epsilon with the meaning of its scale, empty if no noise was added."""
     run = record.content
     if not is_noised(run):
         return ""
@@ -452,7 +452,7 @@ LARGEST = 50.0
 
 
 def _claims(run: Record) -> Sequence[Claim]:
-    """Return the claims of the run's protocol, or one that it has no claims."""
+    """Return the claims of the run's protocol, or a claim that it has none."""
     if claims := claims_of(run["protocol"]):
         return claims
     name = Word("name", "", lambda run: str(run["protocol"]))

@@ -2,7 +2,7 @@
 
 Test rows choose nothing. Only the chosen variant's test scores are shown; the best of many would be a lucky draw.
 Variants are compared seed by seed, because runs of one seed share rows and first weights. The 95 % interval is
-Student's, of the mean of such differences. It does not count that the lowest of several was chosen.
+Student's, of the mean of such differences. It ignores that the lowest of several was chosen.
 """
 
 import math
@@ -43,12 +43,12 @@ class Sweep:
         return ("accuracy" if records[0].task == "classification" else "mse") if several else "loss"
 
     def scores(self, name: str, key: str) -> tuple[float | None, ...]:
-        """Return a score on validation rows of the released models, one a seed; None for no number."""
+        """Return a score on validation rows of the released models, one a seed; None if it is not a number."""
         return tuple(_released(record, f"validation_{key}") for record in self.runs[name].records)
 
     @cached_property
     def chosen(self) -> str:
-        """The name of the variant with the best mean. Raises RunFailed where no variant has a score from each seed."""
+        """The name of the variant with the best mean. Raises RunFailed if no variant has a score from each seed."""
         means = {name: spread_of(self.scores(name, self.key))[0] for name in self.runs}
         known = {name: mean for name, mean in means.items() if mean is not None}
         if not known:
@@ -59,8 +59,8 @@ class Sweep:
         return (max if self.key == "accuracy" else min)(known, key=lambda name: known[name])
 
     def difference(self, name: str) -> tuple[float | None, float | None]:
-        """Return how far a variant's score is from the chosen one's, the mean over seeds, and half of its interval."""
-        from scipy.special import stdtrit  # of the extra that trains
+        """Return a variant's distance from the chosen one's score, the mean over seeds, and half of its interval."""
+        from scipy.special import stdtrit  # part of the extra for training
 
         pairs = zip(self.scores(name, self.key), self.scores(self.chosen, self.key), strict=True)
         mean, deviation = spread_of([None if a is None or b is None else a - b for a, b in pairs])

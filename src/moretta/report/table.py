@@ -2,7 +2,7 @@
 
 A table is made once, as text, and shown twice: as a `rich` table for a terminal and as HTML by a macro of
 templates/tables.html.j2. A measure of a run is listed once, in `_measures`: side by side it has a cell a run, over
-seeds its mean and deviation. A row's header has the unit, chosen for the whole row, so that the digits compare.
+seeds its mean and deviation. A row's header has the unit, chosen for the whole row, so that the digits are comparable.
 """
 
 import math
@@ -65,7 +65,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of numbers as text. heads: of the columns, that of the rows' names first. over: names over them all."""
+    """A table of numbers as text. heads: of the columns, that of the rows' names first. over: names above the heads."""
 
     heads: tuple[str, ...]
     rows: tuple[Row, ...]
@@ -77,7 +77,7 @@ class Table:
         return [(name, list(some)) for name, some in groupby(self.rows, key=lambda row: row.group)]
 
     def rich(self, most: int | None = None) -> rich_table.Table:
-        """Return the table for a terminal. most: rows, where a page has all."""
+        """Return the table for a terminal. most: rows; a page has all."""
         shown = rich_table.Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
         for place, head in enumerate(self.heads):
             shown.add_column(Text(head), justify="right" if place else "left", overflow="fold")
@@ -92,7 +92,7 @@ class Table:
 
 
 def label_of(record: RunRecord) -> str:
-    """Return the run's protocol as the field writes it; its bare name where this version does not know it."""
+    """Return the field's name of the run's protocol, or its bare name if this version does not know it."""
     entry = ENTRIES.get(record.protocol)
     return record.protocol if entry is None else entry.label
 
@@ -100,7 +100,7 @@ def label_of(record: RunRecord) -> str:
 def labels(records: Sequence[RunRecord]) -> tuple[str, ...]:
     """Return a short, distinct name for each run: its protocol, and its folder or number if needed."""
     names = [label_of(record) for record in records]
-    # Of a folder named by its protocol and more, such as pbpfl-partitions-all, only the rest is shown.
+    # For a folder named by its protocol and more, such as pbpfl-partitions-all, only the rest is shown.
     names = _told_apart(names, [_further(record) for record in records])
     return tuple(_told_apart(names, [str(number) for number in range(1, len(records) + 1)]))
 
@@ -112,7 +112,7 @@ def _told_apart(names: Sequence[str], further: Sequence[str]) -> list[str]:
 
 def _further(record: RunRecord) -> str:
     folder = record.folder
-    if re.fullmatch(r"seed-\d+", folder.name):  # of a sweep, whose runs by one protocol or variant lie in one folder
+    if re.fullmatch(r"seed-\d+", folder.name):  # of a sweep, where one folder has all runs of a protocol or variant
         folder = folder.parent
     name = folder.name or record.name
     return name.removeprefix(record.protocol).lstrip("-") if f"{name}-".startswith(f"{record.protocol}-") else name
@@ -123,10 +123,10 @@ def _further(record: RunRecord) -> str:
 
 @dataclass(frozen=True)
 class _Measure:
-    """A number of a run. key: in the JSON of a sweep; empty if it is absent. unit: "bytes", "s" or empty.
+    """A number of a run. key: in the JSON of a sweep, empty if absent. unit: "bytes", "s" or empty.
 
-    digits: significant ones, of a fact. of: its value in a run, or `None`. It has an interval where the run has one by
-    its key.
+    digits: significant ones, for a fact. of: returns its value in a run, or `None`. It has an interval if the run has
+    one under its key.
     """
 
     group: str
@@ -137,18 +137,18 @@ class _Measure:
     digits: int = 0
 
     def row(self, records: Sequence[RunRecord]) -> Row:
-        """Return its row, a cell a run."""
+        """Return the measure's row, a cell a run."""
         values = [self.of(record) for record in records]
         unit, size = self.scale(values)
         return Row(self.group, self.name, unit, tuple(self._cell(value, size) for value in values))
 
     def sure(self, run: RunRecord) -> str:
-        """Return its interval in a run, empty without one."""
+        """Return the measure's interval in a run, empty without one."""
         low, high = run.test.intervals.get(self.key, (None, None))
         return "" if low is None or high is None else f"{plain(low)} to {plain(high)}"
 
     def guessed(self, run: RunRecord) -> str:
-        """Return the score of always naming the commonest class, or the mean, in a run; empty where unknown."""
+        """Return the score of always naming the commonest class, or the mean, in a run; empty if unknown."""
         return "" if (value := run.test.guessed(self.key)) is None else plain(value)
 
     def scale(self, values: Iterable[float | None]) -> tuple[str, float]:
@@ -164,7 +164,7 @@ class _Measure:
 
 
 def _at(*path: str) -> Callable[[RunRecord], Any]:
-    """Return a function that finds a value in a run; it returns None where the path to it ends."""
+    """Return a function that finds a value in a run, or None if its path ends before."""
 
     def value(run: RunRecord) -> Any:
         value: Any = run
@@ -253,7 +253,7 @@ def comparison(records: Sequence[RunRecord], differences: Mapping[str, float] | 
 
 
 def unlike_rows(records: Sequence[RunRecord]) -> str:
-    """Return a warning where runs were scored on different rows, or nothing."""
+    """Return a warning if runs were scored on different rows, or nothing."""
     scored = [record for record in records if record.test.available]
     if all(scored[0].scored_as(record) for record in scored):
         return ""
@@ -267,7 +267,7 @@ COSTS = ("Traffic", "Time")
 
 
 def separate(table: Table, groups: Sequence[str], columns: int) -> tuple[Table, Table]:
-    """Return a table without some groups of rows, and those groups in a table of this many columns."""
+    """Return a table without some groups of rows, and a table of those groups with this many columns."""
     left = tuple(row for row in table.rows if row.group not in groups)
     taken = tuple(replace(row, cells=row.cells[:columns]) for row in table.rows if row.group in groups)
     return Table(table.heads, left), Table(table.heads[: columns + 1], taken)
@@ -282,7 +282,7 @@ class OverSeeds:
     records: tuple[RunRecord, ...]
 
     def values(self, measure: _Measure) -> tuple[float | None, ...]:
-        """Return a measure's values, one a seed; None for anything but a finite number."""
+        """Return a measure's values, one a seed; None unless it is a finite number."""
         values = (measure.of(record) for record in self.records)
         numbers = (float(value) if isinstance(value, int | float) else math.nan for value in values)
         return tuple(value if math.isfinite(value) else None for value in numbers)
@@ -307,7 +307,7 @@ def summary_of(values: Sequence[float | None]) -> dict[str, Any]:
 
 
 def spread_of(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Return mean and sample deviation (n - 1; None for one seed), both None where a run lacks the number."""
+    """Return mean and sample deviation (n - 1; None for one seed), both None if a run lacks the number."""
     finite = [value for value in values if value is not None]
     if not finite or len(finite) < len(values):
         return None, None
@@ -332,8 +332,8 @@ def spread(spreads: Sequence[OverSeeds]) -> Table:
     return Table(("Measure", *(runs.label for runs in spreads)), tuple(rows))
 
 
-SHOWN = 20  # classes in a terminal; the page has all
-COUNTED_UP_TO = 8  # classes whose confusion fits beside them in a terminal
+SHOWN = 20  # the most classes in a terminal; the page has all
+COUNTED_UP_TO = 8  # the most classes whose confusion fits beside them in a terminal
 
 
 def classes(tables: ClassTables, *, narrow: bool = False) -> Table:
@@ -424,7 +424,7 @@ def phases(records: Sequence[RunRecord]) -> dict[str, str]:
 
 
 def plain(value: float | None, digits: int = 4) -> str:
-    """Return a score to this many digits after the point; in scientific form where that would show only zeros."""
+    """Return a score with this many decimals; in scientific form if these would all be zeros."""
     if value is None:
         return MISSING
     if value != 0 and not 10 ** (1 - digits) <= abs(value) < 1e5:
@@ -441,7 +441,7 @@ def to_digits(value: float, error: float | None, sign: str = "") -> str:
 
 
 def mean_to_digits(mean: float, deviation: float | None) -> str:
-    """Write a mean and its deviation to two significant digits of the deviation; to four digits where it is 0."""
+    """Write a mean and its deviation to two significant digits of the deviation; to four digits if it is 0."""
     if deviation == 0:
         return f"{mean:g} ± 0" if mean.is_integer() else f"{mean:.4g} ± 0"
     return to_digits(mean, deviation) + ("" if deviation is None else f" ± {to_digits(deviation, deviation)}")
@@ -511,7 +511,7 @@ def _name(measure: str) -> str:
 
 
 def figure(value: float | None) -> str:
-    """Return a score in a few digits: 0.999, and 1 only for no less."""
+    """Return a score in a few digits: 0.999, and 1 only if it is not less."""
     if value is None:
         return MISSING
     return f"{value:.3g}" if value == 0 or 1e-3 <= abs(value) < 0.9995 or abs(value) >= 1.0 else f"{value:.6g}"
@@ -529,6 +529,6 @@ def ends(attack: Attacked) -> str:
 
 
 def way(attack: Attacked) -> str:
-    """Return a successful attack's part of the way from guessing to perfect, in percent."""
+    """Return a successful attack's part of the distance from guessing to perfect, in percent."""
     reached = min(100.0, 100 * attack.advantage)
     return f"{reached:{'.3g' if reached < 99.95 else '.6g'}} % of the way from guessing to perfect"

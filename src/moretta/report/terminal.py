@@ -1,4 +1,4 @@
-"""Text for a terminal: names of silos, classes and files may be anybody's, and a terminal obeys control characters."""
+"""Text for a terminal: names of silos, classes and files are not trusted, and a terminal obeys control characters."""
 
 import io
 import logging
@@ -13,12 +13,7 @@ from rich.segment import Segment
 def printable(text: str, mark: str = "\ufffd") -> str:
     """Replace characters that control a terminal, or hide or turn text: control, format, bidi, half characters.
 
-    Args:
-        text: Anybody's text.
-        mark: Stands in the place of each such character.
-
-    Returns:
-        The text; spaces, tabs and line ends stay.
+    text: untrusted; spaces, tabs and line ends stay. mark: replaces each such character.
     """
     if text.isprintable():
         return text
@@ -34,9 +29,9 @@ def one_line(text: str) -> str:
 
 
 class Screen(Console):
-    """A console that prints text as `printable` and knows no markup, so that a class named "[red]" is shown so.
+    """A console that prints text as `printable` and has no markup, so that a class named "[red]" is shown so.
 
-    It leaves out characters that `printable` replaces: rich lays out cells for characters without a width.
+    It leaves out characters that `printable` replaces, because rich lays out cells for characters without a width.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -60,7 +55,7 @@ class PrintableStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Have the other stream write what it holds."""
+        """Flush the other stream."""
         self.raw.flush()
 
 

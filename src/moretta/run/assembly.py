@@ -1,4 +1,4 @@
-"""From a run file to a federation: load the data, deal it out, build the model."""
+"""From a run file to a federation: load the data, distribute it, build the model."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +19,13 @@ def federation_of(run_file: RunFile, out: Path | None) -> Federation:
     Raises `moretta.errors.ParameterError` for data, a model or settings that cannot work, before anything is written.
     """
     loaded = load(run_file)
-    joint = getattr(run_file.protocol, "vertical", "joint") == "joint"  # else each silo of a row needs its labels
+    joint = getattr(run_file.protocol, "vertical", "joint") == "joint"  # otherwise each silo of a row needs its labels
     silos = [
         replace(silo, y=silo.y if silo.labelled or not joint else silo.y[:0], layout=loaded.layout, labelled=True)
         for silo in loaded.silos
     ]
     test, validation = (None if part is None else (part.x, part.y) for part in (loaded.test, loaded.validation))
-    # Two classes need one output under the squared error (the papers' own form), a class each under cross-entropy.
+    # Two classes need one output under the squared error (the papers' own form), and one each under cross-entropy.
     single = run_file.protocol.loss == "mse" and loaded.classes == 2 and silos[0].y.ndim == 1
     model = catalogue.build(
         run_file.model.source,

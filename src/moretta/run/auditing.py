@@ -1,10 +1,10 @@
 """The audit of a run folder, for the command line.
 
-It also takes a run of another framework whose sites recorded their views (`run_folder_of`). Each site's mod or filter
-records its silo's view as messages of the secure sum. A model that arrives in the clear is a received `PlainUpload`
-before an `AskSum`. The site's result is a sent `PlainUpload`, or the messages of a sum. The first two become the
-protocol's own question, and the messages of all silos together make the server's view. The true models are those that
-silos received; the given federation has the rows.
+It also audits a run of another framework whose sites recorded their views (`run_folder_of`). Each site's mod or filter
+records its silo's view as messages of the secure sum. A model in the clear is a received `PlainUpload` before an
+`AskSum`. The site's result is a sent `PlainUpload`, or the messages of a sum. The first two become the protocol's own
+question, and the messages of all silos together make the server's view. The true models are those that silos received;
+the given federation has the rows.
 """
 
 import copy
@@ -62,12 +62,17 @@ def audit_folder(
 ) -> Audit:
     """Audit a finished run, with its rows and architecture rebuilt from its own run file.
 
-    `background`: a file of `read_background`. `allow_code`: import the code of model and rows that the folder names
-    (`moretta.run.consent`). `federation`: for a run made from Python, the "module:function" beside the working
-    directory that returns its federation with the rows. `views`: the folder has views that sites of another framework
-    recorded (`run_folder_of`). Other arguments are those of `moretta.audit.auditor.audit`.
-    Raises `moretta.errors.ParameterError` as that does, for a folder without a finished run, and for a run made from
-    Python without `federation`, because its rows are not in the folder.
+    Args:
+        folder: The run folder.
+        thorough, progress, needed: As in `moretta.audit.auditor.audit`.
+        background: A file of `read_background`.
+        allow_code: Import the code of model and rows that the folder names (`moretta.run.consent`).
+        federation: For a run made from Python, the "module:function" beside the working directory that returns its
+            federation with the rows, because these are not in the folder.
+        views: The folder has views that sites of another framework recorded (`run_folder_of`).
+
+    Raises:
+        ParameterError: As `audit` does; without a finished run; for a run made from Python without `federation`.
     """
     if views:
         played, rounds, seed = _recorded_elsewhere(folder, federation)
@@ -105,7 +110,7 @@ def _played(folder: Path, allow_code: bool, federation: str | None = None) -> tu
                 "Result.audit() of what train() returned, or name a function that returns its Federation by "
                 "--federation module:function"
             )
-        settings = read_json(folder / MADE)  # the audit compares both by digests of rows and settings
+        settings = read_json(folder / MADE)  # digests of rows and settings show a difference to the audit
         return _made_by(federation), int(settings["rounds"]), int(settings["seed"])
     if federation is not None:
         raise ParameterError(f"{folder} has a run file, which says what was trained; leave out --federation")
@@ -124,7 +129,7 @@ def _recorded_elsewhere(folder: Path, federation: str | None) -> tuple[Federatio
 
 
 def _made_by(federation: str) -> Federation:
-    """Return what a function returns. Raises `moretta.errors.ParameterError` unless that is a federation."""
+    """Return the result of a function. Raises `moretta.errors.ParameterError` unless it is a federation."""
     function = resolve(federation, Path(), OWN_CODE)
     try:
         with beside(Path()):
@@ -139,9 +144,9 @@ def _made_by(federation: str) -> Federation:
 
 
 def read_background(path: Path, layout: SampleLayout | None = None) -> tuple[Array, Array]:
-    """Return the rows of attackers: x and y of a .npz file, in the silos' form.
+    """Return attackers' rows, x and y of a .npz file, in the silos' form.
 
-    layout: of samples of several arrays, x.NAME each in the file, which are packed.
+    layout: for samples of several arrays, each of which is x.NAME in the file and is packed.
     """
     where, arrays = f"--background {path}", read_npz(path)
     named = arrays if layout is None else {"x": layout.pack(gather(arrays, "x"), where), "y": arrays.get("y")}
@@ -157,10 +162,7 @@ def read_background(path: Path, layout: SampleLayout | None = None) -> tuple[Arr
 
 
 def limits_of(texts: Sequence[str]) -> Mapping[str, float]:
-    """Return the scores of ``--fail-above NAME=SCORE``, by attack.
-
-    Raises `moretta.errors.ParameterError` for a text that is no such pair, or names an unknown attack.
-    """
+    """Return the scores of ``--fail-above NAME=SCORE``, by attack. Raises ParameterError for another text or attack."""
     limits: dict[str, float] = {}
     known = [attack.name for attack in all_attacks()] if texts else []
     for text in texts:
@@ -178,8 +180,8 @@ def limits_of(texts: Sequence[str]) -> Mapping[str, float]:
     return limits
 
 
-Traffic = Sequence[tuple[str, str, Message]]  # silo, direction as its silo has it, message
-OTHER = {"sent": "received", "received": "sent"}  # as the server has it
+Traffic = Sequence[tuple[str, str, Message]]  # silo, direction from the silo's side, message
+OTHER = {"sent": "received", "received": "sent"}  # the direction from the server's side
 WARNING = (
     "another framework trained this run, and its sites recorded it: the audit takes the sites' own loops for the steps "
     "of the given federation, and knows of no message that a mod or filter does not see"
@@ -189,17 +191,17 @@ WARNING = (
 def run_folder_of(folder: Path, made: Federation) -> tuple[Federation, int]:
     """Turn a folder with all silos' views into a finished run's; return the federation as it summed, and its rounds.
 
-    made: silos with their rows and names, the model, and a protocol whose steps are those of the sites' own loops.
-    Raises `moretta.errors.ParameterError` if views and federation do not fit each other.
+    made: silos with their rows and names, the model, and a protocol with the same steps as the sites' own loops. Raises
+    `moretta.errors.ParameterError` if views and federation contradict each other.
     """
     ask, before = _question(made), list[tuple[str, str, Message]]()
     heard, models = dict[int, Traffic](), dict[int, dict[str, Array]]()
     for _, traffic in sorted(_recorded(folder / "views", made).items()):
         before += _asked(traffic, made)
         if sent := [message.parameters for *_, message in before if isinstance(message, ask)]:
-            number = len(models) + 1  # rounds of training alone are counted
+            number = len(models) + 1  # only rounds of training count
             models[number], heard[number] = _model_of(number, sent, made), before
-            before = []  # of an evaluation, it lies in the view of the next round: keys may be agreed on in it
+            before = []  # traffic of an evaluation, which may agree on keys, stays for the next round's view
     if not models:
         raise ParameterError(f"{folder / 'views'}: no view has a model that a site was sent to train")
     made, rounds = _as_summed(made, heard), max(models)
@@ -226,7 +228,7 @@ def run_folder_of(folder: Path, made: Federation) -> tuple[Federation, int]:
 
 
 def _recorded(folder: Path, made: Federation) -> dict[int, list[tuple[str, str, Message]]]:
-    """Return by round what silos sent and received, silo by silo and attempt by attempt."""
+    """Return by round the messages that silos sent and received, silo by silo and attempt by attempt."""
     by_round = dict[int, list[tuple[str, str, Message]]]()
     names = sorted(silo.name for silo in made.silos)
     there = sorted(path.name for path in folder.glob("*") if path.is_dir() and path.name != "server")
@@ -256,7 +258,7 @@ def _decoded(data: bytes, path: Path) -> Message:
 
 
 def _question(made: Federation) -> type[Any]:
-    """Return the protocol's message that sends a model and says how the answer is encoded."""
+    """Return the protocol's message that sends a model and the encoding of the answer."""
     for kind in entry_of(made.spec.protocol).own_messages():
         if {field.name for field in fields(kind)} == {"stamp", "parameters", "encoding"}:
             return kind
@@ -271,14 +273,14 @@ def _asked(traffic: Traffic, made: Federation) -> Traffic:
             sent[silo] = {name.partition("/")[2]: value for name, value in message.tensors.items()}
         elif not isinstance(message, AskSum):
             asked.append((silo, direction, message))
-        elif silo in sent:  # else what is summed is no model
+        elif silo in sent:  # otherwise the sum is not of a model
             question = ask(stamp=message.stamp, parameters=sent.pop(silo), encoding=message.encoding)
             asked.append((silo, direction, question))
     return asked
 
 
 def _model_of(number: int, sent: Sequence[Mapping[str, Array]], made: Federation) -> dict[str, Array]:
-    """Return the model that all silos were sent in a round, in the order of its tensors."""
+    """Return the model that all silos received in a round, in the order of its tensors."""
     own, first = modules.arrays(made.model), sent[0]
     if {name: value.shape for name, value in own.items()} != {name: value.shape for name, value in first.items()}:
         raise ParameterError(
@@ -291,7 +293,7 @@ def _model_of(number: int, sent: Sequence[Mapping[str, Array]], made: Federation
 
 
 def _as_summed(made: Federation, heard: Mapping[int, Traffic]) -> Federation:
-    """Return the federation with the secure sums that the views show, whatever its settings."""
+    """Return the federation with the secure sums that the views show, whatever its own settings."""
     messages = [message for traffic in heard.values() for *_, message in traffic]
     plain = any(isinstance(message, PlainUpload) for message in messages)
     words = [message.weight.itemsize for message in messages if isinstance(message, MaskedUpload)]
@@ -322,7 +324,7 @@ def _write_views(folder: Path, run: str, heard: Mapping[int, Traffic], silos: in
 
 
 def _final(run: Any, heard: Mapping[int, Traffic], last: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the model after the last round: the one that was sent, less the mean of the changes."""
+    """Return the model after the last round: the sent one, less the mean of the changes."""
     seen = [
         Heard(OTHER[direction], silo, message, number)
         for number, traffic in sorted(heard.items())

@@ -1,4 +1,4 @@
-"""Several protocols or settings of one run file, from the same seeds, and how far their final weights differ.
+"""Several protocols or settings of one run file, from the same seeds, and the differences of their final weights.
 
 A variant is a protocol with settings of its own, such as "pbpfl partitions=all loss=cross-entropy", or settings of any
 section, such as "model.hidden=[8] protocol.learning-rate=0.1". Its text names its folder.
@@ -29,7 +29,7 @@ from moretta.run.evaluation import largest_relative_difference
 MODEL = "model.safetensors"
 
 
-RECORDED = 20  # rounds from the first on, and the last, of a run that is to be audited and does not say
+RECORDED = 20  # the first rounds to record, beside the last, for an audit of a run that names none
 
 
 def variants(
@@ -38,10 +38,16 @@ def variants(
     """Return the run file of each protocol and variant, by the name of its folder.
 
     The file's own protocol keeps its settings in the file; any other keeps those that all protocols share.
-    `overrides`: as of `run_files.load`. `further`: variants, each "PROTOCOL KEY=VALUE ..." or "SECTION.KEY=VALUE ...",
-    the latter under the file's protocol. A value is TOML, or else a string; `partitions=all` is as many as the model's
-    outputs.
-    Raises `moretta.errors.ParameterError` for an unknown or repeated protocol, and for settings that the file refuses.
+
+    Args:
+        path: Of the run file.
+        overrides: As in `run_files.load`.
+        protocols: Their names.
+        further: Variants, each "PROTOCOL KEY=VALUE ..." or "SECTION.KEY=VALUE ...", the latter under the file's
+            protocol. A value is TOML, or else a string; `partitions=all` is the number of the model's outputs.
+
+    Raises:
+        ParameterError: A protocol is unknown or repeated, or the file refuses a setting.
     """
     run_files_by_name: dict[str, RunFile] = {}
     for name in protocols:
@@ -62,7 +68,7 @@ def variants(
 
 
 def recording(run_file: RunFile) -> RunFile:
-    """Return a run file that records views for an audit: those it names, or else of its first rounds and its last."""
+    """Return a run file that records views for an audit: in its own rounds, else in its first rounds and its last."""
     if run_file.run.record_views:
         return run_file
     rounds = run_file.run.rounds
@@ -94,7 +100,7 @@ def _variant(path: Path, overrides: Sequence[str], text: str) -> tuple[str, RunF
         if key in OF_THE_SWEEP:
             raise ParameterError(f"{key} is what {OF_THE_SWEEP[key]} says; remove it here")
         sets.append(word if "." in key else f"protocol.{word}")
-    if "protocol.partitions=all" in sets:  # of one key the last counts
+    if "protocol.partitions=all" in sets:  # the last value of a key counts
         trial = _changed(path, overrides, [*sets, "protocol.partitions=1"])
         sets.append(f"protocol.partitions={federation_of(trial, None).outputs}")
     short = (re.sub(r"^[^=]*\.(?=[^=.]*=)", "", word) for word in words)
@@ -119,17 +125,17 @@ def _changed(path: Path, overrides: Sequence[str], sets: Sequence[str]) -> RunFi
 
 
 def rehearse(cells: "Sequence[Cell]") -> None:
-    """Raise what any of the runs would raise before its first round, before one begins.
+    """Raise any error that one of the runs would raise before its first round, before a run begins.
 
-    Runs of one seed with different validation rows are refused, because their scores are not comparable, and so are
-    runs that began with other rows than there are now.
+    Runs of one seed with different validation rows are refused, because their scores are not comparable. So are runs
+    that began with other rows than the present ones.
     """
     targets = dict[int, tuple[str, Any]]()
     for cell in cells:
         run = cell.run_file.run
         federation = federation_of(cell.run_file, None)
         federation.rehearse(run.rounds, run.seed)
-        if (cell.folder / ROWS_BY_SILO).exists():  # else all rows would be read for nothing
+        if (cell.folder / ROWS_BY_SILO).exists():  # otherwise all rows would be read in vain
             RunFolder(cell.folder).check_rows(digests_of(federation.silos, federation.test, federation.validation))
         if federation.validation is not None:
             first, y = targets.setdefault(run.seed, (cell.name, federation.validation[1]))
@@ -167,7 +173,7 @@ def weight_differences(folders: Sequence[Path]) -> dict[str, float]:
     return differences
 
 
-MOST = 1_000  # seeds
+MOST = 1_000  # seeds of a comparison
 
 
 @dataclass(frozen=True)
@@ -203,10 +209,7 @@ class Cell:
 
 
 def seeds_of(text: str, first: int) -> tuple[int, ...]:
-    """Return the seeds of a text: that many from `first` on, or the listed ones, such as "3,7,11".
-
-    Raises `moretta.errors.ParameterError` for other text.
-    """
+    """Return a text's seeds: a number of them from `first` on, or "3,7,11". Raises ParameterError for other text."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdigit() and len(word) < 20 for word in words):
         raise ParameterError(f"--seeds {text[:80]}: expected how many, for example 5, or a list, for example 3,7,11")
@@ -230,7 +233,7 @@ def cells(runs: Mapping[str, RunFile], seeds: Sequence[int] | None, home: Path) 
             settings = run_file.run.model_dump(mode="json", by_alias=True, exclude_none=True)
             run = run_files.section(
                 "run", type(run_file.run), settings | {"seed": seed}
-            )  # validated: a seed has a range
+            )  # validated, because a seed has a range
             listing.append(Cell(name, run_file.model_copy(update={"run": run}), home / name / f"seed-{seed}"))
     return listing
 

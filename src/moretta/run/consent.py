@@ -1,10 +1,10 @@
-"""Code that a run folder names, which is imported only if the user agrees.
+"""Consent to code that a run folder names: it is imported only if the user agrees.
 
 A run file names models and data as ``module:function``. Its author wrote that file or read it, but a run folder may
-come from anywhere. So commands ask before they import a finished run's code. Built-in models and data need no question.
+come from anyone. So commands ask before they import a finished run's code. Built-in models and data need no question.
 
-A run that this user trained needs none either, as long as its code has not changed (`is_own`). Training notes a digest
-in the user's own state folder, where no run folder reaches. The digest covers the folder's path, its run file, its
+A run that this user trained needs none either, as long as its code has not changed (`is_own`). Training saves a digest
+in the user's own state folder, which no run folder can change. The digest covers the folder's path, its run file, its
 result (with digests of weights and views) and every module that the code could import from beside the run file.
 """
 
@@ -26,10 +26,10 @@ from moretta.errors import MorettaError, ParameterError
 from moretta.models import catalogue
 from moretta.protocols.common.own_loss import named
 
-MADE = "model.json"  # how a run from Python was made
+MADE = "model.json"  # the construction of a run from Python
 NOTES = "trained.txt"
-MOST = 100_000  # files and folders that are looked through for code; where there are more nothing is noted
-_UNKNOWN = (OSError, RuntimeError, ValueError, KeyError, TypeError, MorettaError)  # RuntimeError: there is no home
+MOST = 100_000  # files and folders to search for code; with more, no digest is saved
+_UNKNOWN = (OSError, RuntimeError, ValueError, KeyError, TypeError, MorettaError)  # RuntimeError: no home folder
 _NAMES_CODE = " names code that would be run as you: "
 _TRUST = "; read it, and if you trust it give --allow-code (from Python: allow_code=True)"
 log = logging.getLogger("moretta")
@@ -45,7 +45,7 @@ def code_named(run_file: RunFile, *, data: bool) -> tuple[str, ...]:
 
 
 def question(folder: Path, run_file: RunFile, *, data: bool) -> str:
-    """Return what to ask before the code of a run folder is imported; empty if it names none."""
+    """Return the question before the code of a run folder is imported; empty if it names none."""
     named = [_described(source, run_file.base) for source in code_named(run_file, data=data)]
     return f"{folder}{_NAMES_CODE}{', '.join(named)}" if named else ""
 
@@ -74,17 +74,14 @@ def _described(source: str, base: Path) -> str:
 
 
 def state_folder() -> Path:
-    """Return this user's folder for what outlives a command: below XDG_STATE_HOME, or the platform's place."""
+    """Return this user's folder for data that outlives a command: below XDG_STATE_HOME, or the platform's place."""
     folder = os.environ.get("XDG_STATE_HOME", "")
     usual = "Library/Application Support" if sys.platform == "darwin" else ".local/state"
     return (Path(folder) if os.path.isabs(folder) else Path.home() / usual) / "moretta"
 
 
 def code_digest(folder: Path) -> str:
-    """Return the SHA-256, in hex, of all modules that a run folder's code may import.
-
-    Empty if the folder names no code, or its modules cannot be read.
-    """
+    """Return the SHA-256, in hex, of all modules that a run folder's code may import; empty without readable code."""
     digests = list[tuple[str, str]]()
     try:
         for path in (path for root in _roots(folder) for path in _modules(root)):
@@ -100,7 +97,7 @@ def _digest(content: object) -> str:
 
 
 def note(folder: Path, code: str) -> None:
-    """Note that this user has trained the run of a folder. code: its `code_digest` when training began."""
+    """Record that this user has trained the run of a folder. code: its `code_digest` when training began."""
     try:
         if code:
             Journal(state_folder() / NOTES, forces=False).append(_note_of(folder, code))
@@ -114,13 +111,13 @@ def is_own(folder: Path) -> bool:
         code = code_digest(folder)
         with open_file(state_folder(), NOTES) as file:
             status = os.fstat(file.fileno())
-            others = status.st_uid != os.geteuid() or status.st_mode & 0o077  # could have written or read it
+            others = status.st_uid != os.geteuid() or status.st_mode & 0o077  # others could have written or read it
             own = bool(code) and not others and _note_of(folder, code) in file.read().decode().splitlines()
-    except _UNKNOWN as error:  # then the user is asked, or told what is wrong with the folder
+    except _UNKNOWN as error:  # then the caller asks the user, or reports the folder's fault
         log.debug("not taken for a run of one's own: %s", error)
         return False
     if own:
-        # Bytecode beside the sources could be other than they are, and is in no digest: it is not used.
+        # Bytecode beside the sources could differ from them, and no digest covers it, so it is not used.
         sys.pycache_prefix = str(state_folder() / "bytecode")
     return own
 
@@ -131,7 +128,7 @@ def _note_of(folder: Path, code: str) -> str:
 
 
 def _roots(folder: Path) -> Iterator[Path]:
-    """Yield the folder that a run folder's code lies in, and the places of installed code that it names."""
+    """Yield the folder of a run folder's code, and the places of installed code that it names."""
     if (folder / "run.toml").exists():
         run_file = run_files.of_folder(folder)
         sources, base = code_named(run_file, data=True), run_file.base

@@ -29,14 +29,14 @@ from moretta.run.metrics import Metric, best_threshold, curves, figures_of_class
 SCORES = ("loss", "accuracy", "mse")
 log = logging.getLogger("moretta")
 
-MANY = 20  # models; with more, a sample of them is tested on the way, and only their plain scores are kept
+MANY = 20  # models; of more, only a sample is tested during the run, and only plain scores are kept
 
 LabelledRows = tuple[NDArray[np.generic], NDArray[np.generic]]
-"""Inputs [rows, ...] and targets, as the run's data has them."""
+"""Inputs [rows, ...] and targets, in the form of the run's data."""
 
 
 class Evaluator:
-    """Scores models of one architecture on rows, which it prepares as the silos do.
+    """Score models of one architecture on rows, which it prepares as the silos do.
 
     model: the architecture; it is copied. task: "classification" or "regression". own: the user's own metrics. names:
     of the classes, if known.
@@ -54,7 +54,7 @@ class Evaluator:
         self._module = copy.deepcopy(model)
         self._loss, self._judged_by = protocol.loss, entry_of(protocol).judged_by
         self._task, self._preparation, self._own, self._names = task, preparation, own, names
-        self._undefined = set[str]()  # metrics that have been no number, of which it is said once
+        self._undefined = set[str]()  # metrics without a number, each reported once
 
     def of_model(self, tensors: Tensors, rows: LabelledRows, *, own: bool = True) -> dict[str, Any]:
         """Return one model's scores, as `evaluate` does. own: include the user's metrics."""
@@ -63,7 +63,7 @@ class Evaluator:
     def of_models(self, models: Mapping[str, Tensors], rows: LabelledRows) -> dict[str, Any]:
         """Return the scores of a run's models: of the common one, or the mean or the worst of silos' own models.
 
-        Beside the worst are the means over models on all rows and, as `slices`, each on its own part of the rows.
+        Beside the worst are the means over models on all rows and, as `slices`, each model on its own part of the rows.
         `classes`, the tables of a classifier (`moretta.run.metrics`), are of the only model or the worst.
         """
         inputs, metrics, parts = self._prepared(rows[0]), len(models) <= MANY, list[dict[str, Any]]()
@@ -77,7 +77,7 @@ class Evaluator:
                 parts.append(self._evaluated(inputs[cut], rows[1][cut], metrics=False))
         summary, shown = mean_of(list(scores.values())), tables[name] if len(scores) == 1 else None
         if self._judged_by == "worst":
-            # By accuracy if there is one, else by loss.
+            # By accuracy if the scores have it, else by loss.
             name = max(scores, key=lambda key: (-scores[key].get("accuracy", 0.0), scores[key]["loss"]))
             summary = {**scores[name], "worst": {"silo": name, **scores[name]}, "mean": summary}
             summary, shown = summary | ({"slices": mean_of(parts)} if parts else {}), tables[name]
@@ -109,11 +109,16 @@ class Evaluator:
         training: Sequence[Silo],
         whom: NDArray[np.str_] | None = None,
     ) -> dict[str, Any]:
-        """Return what ``result.json`` has of a run's last models.
+        """Return the scores of a run's last models for ``result.json``.
 
-        `displacement`: returns that of confined models, as a model of its own. `by_silos`: silos' scores on their
-        held-out rows. `training`: silos on whose rows the common model is scored too, without the user's metrics, which
-        may be undefined there, such as on rows of one class. `whom`: the subjects of the test rows.
+        Args:
+            models: By silo; "" is the common one.
+            test: The test rows.
+            displacement: Returns that of confined models, as a model of its own.
+            by_silos: Silos' scores on their held-out rows.
+            training: Silos on whose rows the common model is scored too, without the user's metrics, which may be
+                undefined there, such as on rows of one class.
+            whom: The subjects of the test rows.
         """
         scores = self.of_models(models, test) if test is not None and models else {}
         shown = scores["worst"]["silo"] if "worst" in scores else next(iter(models)) if len(models) == 1 else None
@@ -124,7 +129,7 @@ class Evaluator:
         if test is not None and displacement is not None:
             scores["displacement"] = self.of_model(displacement(), test)
         if "" in models and training:
-            # Without tables: they would count each silo's classes.
+            # The tables are omitted, because they would count each silo's classes.
             of = {silo.name: self.of_model(models[""], (silo.x, silo.y), own=False) for silo in training}
             scores["per_silo"] = {
                 name: {key: score[key] for key in score if key != "classes"} for name, score in of.items()
@@ -177,7 +182,7 @@ class Evaluator:
 
 
 def slices(rows: int, models: int) -> list[slice]:
-    """Return each model's own part of the rows, neighbours, in sizes as equal as possible; none if they are too few."""
+    """Return each model's own part of the rows, neighbours, in sizes as equal as possible; none if rows are too few."""
     if not 1 < models <= rows:
         return []
     cuts = [number * rows // models for number in range(models + 1)]
@@ -216,11 +221,19 @@ def evaluate(
 ) -> dict[str, Any]:
     """Return `rows`, `loss`, `accuracy` for classes (and `mse` under that loss) or `mse` for numbers, and `metrics`.
 
-    `inputs`: [rows, ...], prepared as in training. `y`: classes or targets in the data's units, which all figures have.
-    `preparation`: how training scaled targets, if it did.
-    loss is without label smoothing and class weights; mse is that of `torch.nn.MSELoss`, the mean over rows and
-    outputs. `metrics`: false leaves them out, as where many models are measured. `own`: further ones. Classes also have
-    tables, `classes` (`moretta.run.metrics.tables_of_counts`). `names`: of the classes, for the tables.
+    The loss is without label smoothing and class weights; mse is that of `torch.nn.MSELoss`, the mean over rows and
+    outputs. Classes also have tables, `classes` (`moretta.run.metrics.tables_of_counts`).
+
+    Args:
+        model: The model.
+        inputs: [rows, ...], prepared as in training.
+        y: Classes, or targets in the data's units, which all figures have.
+        loss: "mse" or "cross-entropy".
+        task: "classification" or "regression".
+        preparation: The targets' scale in training, if they were scaled.
+        metrics: Whether to compute metrics; false if many models are measured.
+        own: Further metrics.
+        names: Of the classes, for the tables.
     """
     outputs = outputs_of(model, inputs).cpu()
     if preparation is not None:

@@ -27,21 +27,27 @@ from moretta.run.raw_rows import Prepared
 from moretta.run.trackers import TrackedRun, figures, tensorboard
 from moretta.run.trained_model import ModelChoice, TrainedModel
 
-HERE = "moretta.run.export"  # the process that exports somebody's graph
+HERE = "moretta.run.export"  # the process that exports another's graph
 INPUTS, ONNX = "inputs", "onnx"
-METADATA = "moretta.inputs"  # of an ONNX file: what inputs and outputs mean, as JSON
+METADATA = "moretta.inputs"  # of an ONNX file: the meaning of inputs and outputs, as JSON
 
 
 def export(folder: Path, out: Path, choice: ModelChoice = ModelChoice()) -> None:  # noqa: B008  # frozen
     """Write the released or the true model of a run, as a .safetensors state_dict or an .onnx graph.
 
-    The graph fills in and scales. Its input is `x`, rows as the data has them, any number of them, NaN where a value is
-    absent. For a table `x` is float32[rows, features], with a category as its place in the schema's list, which
-    inputs.json and the graph's metadata have. A sample's several arrays are inputs by their names. The output is
-    `outputs`, for masks [rows, *mask, classes]. It is NaN for a row with a value that is infinite, no place of a
-    category, or absent where none may be.
-    The state_dict's metadata holds inputs.json too, and it needs no code. Raises `moretta.errors.ParameterError` for
-    another ending, a file that is no export, such as a run's own weights, or a model that ONNX cannot express.
+    The graph fills in and scales. Its input is `x`, any number of rows in the data's own form, NaN for an absent value.
+    For a table `x` is float32[rows, features], with a category as its place in the schema's list, which inputs.json and
+    the graph's metadata have. A sample's several arrays are inputs by their names. The output is `outputs`, for masks
+    [rows, *mask, classes]. It is NaN for a row with an infinite value, an invalid place of a category, or a forbidden
+    absence. The state_dict's metadata holds inputs.json too, and needs no code.
+
+    Args:
+        folder: The run folder.
+        out: A path that ends in .safetensors or .onnx.
+        choice: The model.
+
+    Raises:
+        ParameterError: The ending is another, the existing file is not an export, or ONNX cannot express the model.
     """
     check_ending(out, ".safetensors", ".onnx")
     check_replaced(out, "an earlier export", _is_export)
@@ -77,8 +83,7 @@ def export_history(folder: Path, out: Path) -> int:
     """Write a run's history, finished or not, as TensorBoard's events into a new folder; return the number of rounds.
 
     Each figure of a round is a scalar by its name: seconds and bytes by phase and kind, and the number of missing
-    silos.
-    Raises `moretta.errors.ParameterError` for a folder without a history, or an `out` that exists.
+    silos. Raises `moretta.errors.ParameterError` for a folder without a history, or an existing `out`.
     """
     if find_spec("tensorboard") is None:
         raise MissingExtra("TensorBoard's events need tensorboard; run: pip install 'moretta[tensorboard]'")
@@ -101,7 +106,7 @@ def export_history(folder: Path, out: Path) -> int:
 
 def _check_extras() -> None:
     try:
-        import onnx  # noqa: F401  # what torch.onnx needs
+        import onnx  # noqa: F401  # torch.onnx needs it
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise MissingExtra(f"exporting to ONNX needs {error.name}; run: pip install 'moretta[onnx]'") from None
@@ -122,7 +127,7 @@ def _onnx(model: TrainedModel, inputs: str) -> bytes:
         dimensions = (tuple(dimension for _ in inputs_by_name),)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is missing
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch's own deprecations
+        warnings.simplefilter("ignore")  # torch warns of its own deprecations
         try:
             program = torch.onnx.export(
                 module,
@@ -135,7 +140,7 @@ def _onnx(model: TrainedModel, inputs: str) -> bytes:
             )
         except Exception as error:
             cause: BaseException = error
-            while cause.__cause__ is not None:  # the first cause says what of the model it is
+            while cause.__cause__ is not None:  # the first cause names the model's part
                 cause = cause.__cause__
             reason = next((line for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
             raise ParameterError(f"this model cannot be expressed in ONNX: {reason:.300}") from error

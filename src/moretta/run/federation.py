@@ -60,7 +60,7 @@ from moretta.run.result import Result
 from moretta.run.trackers import Tracker, trackers_of
 from moretta.secure_aggregation.settings import SecureAggregation
 
-NOWHERE = CheckpointId("", 0, 0, "")  # of roles that are built and play no run
+NOWHERE = CheckpointId("", 0, 0, "")  # for roles without a run
 
 
 class Federation:
@@ -232,7 +232,7 @@ class Federation:
 
     @classmethod
     def of(cls, spec: Specification, model: nn.Module, rows: RunRows, out: str | Path | None = None) -> Federation:
-        """Return the federation of a given specification."""
+        """Return the federation of a finished specification."""
         federation = cls.__new__(cls)
         federation._hold(spec, model, rows, out, python_arguments.Made.of(spec))
         return federation
@@ -248,13 +248,13 @@ class Federation:
     ) -> None:
         """Check settings, model and rows against each other, and keep them."""
         silos, data, table, loss = rows.silos, spec.data, spec.table, spec.protocol.loss
-        if not data.batch_size:  # every round uses all of a silo's rows
+        if not data.batch_size:  # 0 means that every round uses all of a silo's rows
             silos = [replace(silo, x=loaded(silo.x)) if isinstance(silo.x, LazyRows) else silo for silo in silos]
         self.spec, self.out, self.made, self._tested = spec, out, made, rows.tested
         self.test_groups = rows.test_groups if rows.tested is None else rows.tested.whom
         self.feature_names = rows.feature_names or (() if table is None else expansion_of(table).names)
         self.class_names = rows.class_names or (() if table is None else table.classes)
-        if not all(silo.remote for silo in silos):  # remote ones have their own keys beside a roster
+        if not all(silo.remote for silo in silos):  # remote silos have their own keys for a roster
             check_rules((rules.KEYS_MISSING,), spec, in_python)
         self._rows = prepared_rows(spec, silos, rows.column_rules)
         silos, self.column_rules, self.layout, self._roster = self._rows
@@ -350,7 +350,7 @@ class Federation:
         try:
             with self._speaking(), as_by_default():
                 if folder is not None and resume and folder.path.is_dir():
-                    folder.hold()  # before its checkpoint is read, as others could move on from that
+                    folder.hold()  # before its checkpoint is read, because another process could continue from it
                 return self._trained(folder, rounds, seed, resume, progress, on_round, transport, begin, tracking)
         finally:
             if folder is not None:
@@ -360,7 +360,7 @@ class Federation:
         rules.check_playing(self.spec.lasting(rounds, seed), in_file if self.spec.text else in_python)
 
     def _speaking(self) -> AbstractContextManager[None]:
-        """Have errors name options if a run file exists, or else keywords."""
+        """Make errors name options if a run file exists, or else keywords."""
         return nullcontext() if self.spec.text else says_keywords()
 
     def _trained(
@@ -384,7 +384,7 @@ class Federation:
             place = CheckpointId(persistence.run_id(self.spec, self._roster, seed), 0, 0, digest)
         helped = None if folder is None else folder.helped
         players = self._built(self._setting(seed, rounds, place, helped))  # before anything is written
-        # Who is asked: the roles that are here (of centralised training a pool), or all remote silos.
+        # The addressees: the local roles (a pool in centralised training), or all remote silos.
         silos = list(players.clients) or [silo.name for silo in self.silos if silo.remote]
         if len(silos) < players.least:
             raise ParameterError(
@@ -417,7 +417,7 @@ class Federation:
                 return result
         except ParameterError:
             if folder is not None and not resume and (session is None or not session.has_begun):
-                folder.discard()  # nothing half-written: the corrected run may take the same folder
+                folder.discard()  # leaves nothing half-written, so that the corrected run may use the same folder
             raise
         except RunFailed as error:
             kept = "nothing of the run is kept, as it has no `out`"
@@ -433,7 +433,7 @@ class Federation:
     ) -> tuple[Client, Sequence[type[Message]]]:
         """Build the role of one silo of this machine, and return it with the messages of the run.
 
-        place: the run, and how often it was resumed. helped: keeps the sums that the silo has helped to open.
+        place: the run, and its number of resumes. helped: records the sums that the silo has helped to open.
         """
         players = self._built(self._setting(seed, rounds, place, lambda name: helped))
         return players.clients[name], players.messages
@@ -443,13 +443,13 @@ class Federation:
         return build(self._setting(seed, rounds))
 
     def _built(self, setting: Setting) -> Roles:
-        """Build the roles of a run, and give back the memory that building alone took, such as a model's trace."""
+        """Build the roles of a run, and return the memory that only building needed, such as a model's trace."""
         built = build(setting)
         give_back_heap()
         return built
 
     def rehearse(self, rounds: int, seed: int = 0) -> None:
-        """Build all roles and write nothing; raises what `train` would raise before its first round."""
+        """Build all roles and write nothing; raise any error that `train` would raise before its first round."""
         self._check_playing(rounds, seed)
         self.players(rounds, seed)
 
@@ -457,12 +457,12 @@ class Federation:
         return None if rows is None else (packed_as(rows[0], self.layout, part), rows[1])
 
     def digest(self, seed: int, rounds: int) -> str:
-        """Return what a resumed run must agree on (`moretta.run.persistence.digest_of`)."""
+        """Return the digest that a resumed run must match (`moretta.run.persistence.digest_of`)."""
         return persistence.digest_of(self.spec, self.silos, self.model, self.layout, seed, rounds)
 
     @property
     def summing(self) -> SecureAggregation:
-        """How sums are made: see `Specification.summing`."""
+        """The settings of sums: see `Specification.summing`."""
         return self.spec.summing(len(self.silos))
 
     def _setting(

@@ -1,7 +1,7 @@
 """A model from another's folder, as a graph: this process has its tensors, and a confined process runs it.
 
 `python -m moretta.run.foreign` is that process (`moretta.engines.process`). It starts with the first rows and serves
-all of a command's rows.
+all rows of a command.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ class ForeignGraph(Graph):
 
     @classmethod
     def read(cls, file: bytes, tensors: Tensors) -> Self:
-        """Return the model as `Graph.read` does."""
+        """Return the model, as `Graph.read` does."""
         graph = super().read(file, tensors)
         graph._file = file
         return graph
@@ -57,11 +57,11 @@ class ForeignGraph(Graph):
             if outputs is None or outputs.ndim != 2 or len(outputs) != len(x) or outputs.dtype.kind != "f":
                 raise ParameterError("the model's graph gives no outputs, one row for each of these; save it again")
             parts.append(torch.tensor(outputs, device=rows.device))
-            weights = {}  # it keeps them
+            weights = {}  # the process keeps them
         return torch.cat(parts)
 
     def request(self) -> dict[str, Array]:
-        """Return what the process needs to build this model: its file and its present tensors."""
+        """Return the content from which the process builds this model: its file and its present tensors."""
         return {
             GRAPH: np.frombuffer(self._file, np.uint8),
             **{WEIGHT + name: array for name, array in arrays(self).items()},

@@ -1,6 +1,6 @@
 """The rows of a federation and its other inputs, checked against each other before anything runs.
 
-Every check raises `moretta.errors.ParameterError`. `doubts` has what runs and may be a mistake.
+Every check raises `moretta.errors.ParameterError`. `doubts` yields possible mistakes that do not prevent a run.
 """
 
 import copy
@@ -49,12 +49,12 @@ class RunRows:
     """The rows of a run and their names, groups and rules.
 
     Args:
-        silos: every silo that trains, local or remote.
-        test, validation: rows on which the server scores models, and by which early stopping judges.
-        feature_names, class_names: empty takes the table's, if there are any.
-        column_rules: how absent values are filled in; None takes the table's, or the specification's.
-        tested: the subjects of the test rows, which are compared with silos' rows (`moretta.protocols.common.overlap`).
-        test_groups: the same, resampled together for intervals; None takes those of `tested`.
+        silos: Every silo that trains, local or remote.
+        test, validation: Rows on which the server scores models, and by which early stopping judges.
+        feature_names, class_names: Empty for the table's, if any.
+        column_rules: The filling of absent values; None for the table's, or the specification's.
+        tested: The subjects of the test rows, which are compared with silos' rows (`moretta.protocols.common.overlap`).
+        test_groups: The same, resampled together for intervals; None for those of `tested`.
     """
 
     silos: Sequence[Silo]
@@ -69,10 +69,7 @@ class RunRows:
 
 @dataclass(frozen=True)
 class RowChecks:
-    """shape: of one row's inputs. rules: how its columns are prepared. names: of the columns, if any.
-
-    tokens: whether inputs are whole numbers.
-    """
+    """Checks of rows. shape: of a row. rules: of preparation. names: of columns, if any. tokens: whether integers."""
 
     shape: tuple[int, ...]
     rules: ColumnRules
@@ -91,7 +88,7 @@ class RowChecks:
         self.check_finite(part, x)
 
     def check_finite(self, whose: str, x: NDArray[np.generic], columns: Sequence[int] = ()) -> None:
-        """Raise `moretta.errors.ParameterError` for infinite values, and for absent ones (NaN) where none may be.
+        """Raise `moretta.errors.ParameterError` for infinite values, and for absent ones (NaN) unless they are allowed.
 
         columns: those of x, if columns are split; empty for all.
         """
@@ -102,10 +99,7 @@ class RowChecks:
 
 
 def refuse_scaled_twice(model: nn.Module, standardise: bool | Sequence[str], *, targets: bool = False) -> None:
-    """Raise `moretta.errors.ParameterError` if columns would be scaled for a model that scales them itself.
-
-    targets: whether targets would be scaled, instead of inputs.
-    """
+    """Raise ParameterError if inputs, or with `targets` those, would be scaled for a model that scales them itself."""
     own = (
         module.unscale is not None if isinstance(module, Prepared) else is_unscaled(module)
         for module in model.modules()
@@ -125,10 +119,9 @@ def refuse_scaled_twice(model: nn.Module, standardise: bool | Sequence[str], *, 
 def with_one_tensor(
     model: nn.Module, silos: Sequence[Silo], dtype: torch.dtype, targets: Iterable[NDArray[np.generic]] = ()
 ) -> nn.Module:
-    """Return the model, made to return one tensor [rows, outputs] of several. targets: of all rows.
+    """Return the model, changed to return one tensor [rows, outputs] of several. targets: of all rows.
 
-    It returns the one that has as many outputs as the targets need, if only one has. `count_outputs` reports any
-    failure.
+    It returns the only one with the number of outputs that the targets need. `count_outputs` reports any failure.
     """
     hook = hooks.hook_of(model) or hooks.OneTensor()
     hooks.gives_all(model)
@@ -145,7 +138,7 @@ def with_one_tensor(
                 alike = [name for name, output in fits.items() if output[0].numel() == outputs]
                 hook = hooks.OneTensor(alike[0] if len(alike) == 1 else "")
             mask = hooks.mask_of(hook.chosen(output, 2), positions) or mask
-            plain &= training or clone(_sample(silos, dtype)[:1]).ndim == 2  # squeeze takes the axis of one row too
+            plain &= training or clone(_sample(silos, dtype)[:1]).ndim == 2  # squeeze also removes the axis of one row
     return model if plain else hooks.gives_one_tensor(model, hook.name, mask)
 
 
@@ -170,14 +163,14 @@ def count_outputs(
     """Return the number of a model's outputs for a row. differentiable: false for protocols of forward passes alone.
 
     Raises `moretta.errors.ParameterError` if the model refuses the silos' rows, writes to them, or does not return
-    [rows, outputs] of floats, with a gradient where one is needed.
+    [rows, outputs] of floats, with a gradient if the protocol needs one.
     """
     sample = _sample(silos, dtype)
     clone = modules.out_of_place(copy.deepcopy(model)).eval()
     try:
         with torch.enable_grad():  # the caller may be under no_grad
             outputs, written = clone(sample), sample._version
-    except ParameterError:  # what makes one array of inputs and outputs says it in a sentence
+    except ParameterError:  # the hooks of inputs and outputs raise it with their own sentence
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -198,7 +191,7 @@ def count_outputs(
         shape = list(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
         raise ParameterError(f"expected a model with outputs of shape [rows, outputs], got {shape}")
     recurrent = any(isinstance(layer, torch.nn.RNNBase) for layer in clone.modules())
-    if recurrent and not torch.allclose(outputs[0], outputs[1], rtol=1e-4, atol=1e-6):  # of two equal rows
+    if recurrent and not torch.allclose(outputs[0], outputs[1], rtol=1e-4, atol=1e-6):  # the two rows are equal
         raise ParameterError(
             "the model reads the rows of a batch as the steps of one sequence, so that a row's outputs follow from the "
             "rows before it; give its recurrent layer [rows, steps, columns], with batch_first = True"
@@ -210,7 +203,7 @@ def count_outputs(
         )
     if not outputs.is_floating_point():
         raise ParameterError(f"expected a model with outputs of floats, got {outputs.dtype}; leave out argmax or round")
-    with torch.enable_grad(), torch.random.fork_rng(devices=()):  # it may take none in evaluation; dropout draws
+    with torch.enable_grad(), torch.random.fork_rng(devices=()):  # evaluation may have no gradient; dropout draws
         trainable = outputs.requires_grad or not differentiable or clone.train()(sample).requires_grad
     if not trainable:
         raise ParameterError(
@@ -221,7 +214,7 @@ def count_outputs(
 
 
 def _sample(silos: Sequence[Silo], dtype: torch.dtype) -> torch.Tensor:
-    """Return two equal rows of ones, which token ids, masks and lengths may be."""
+    """Return two equal rows of ones, which are valid token ids, masks and lengths."""
     sample = torch.ones((2, *row_shape(silos)), dtype=torch.tensor(silos[0].x[:0]).dtype)
     return sample.to(dtype) if sample.is_floating_point() else sample
 
@@ -250,15 +243,15 @@ class Trainable(Protocol):
     """The part of `moretta.run.federation.Federation` that the loop of rounds reads.
 
     Args:
-        spec: the settings.
-        model: the architecture, with the initial weights.
-        outputs: their number.
-        silos: every silo that trains, local or remote.
-        layout: how a sample of several arrays is packed; None for one array.
-        test, validation: rows on which the server scores models, and by which early stopping judges.
-        test_groups: the subjects of the test rows, if known.
-        column_rules: how input columns are prepared.
-        class_names, feature_names: empty if they have no names.
+        spec: The settings.
+        model: The architecture, with the initial weights.
+        outputs: Their number.
+        silos: Every silo that trains, local or remote.
+        layout: The packing of a sample's several arrays; None for one array.
+        test, validation: Rows on which the server scores models, and by which early stopping judges.
+        test_groups: The subjects of the test rows, if known.
+        column_rules: The preparation of input columns.
+        class_names, feature_names: Empty without names.
     """
 
     spec: Specification
@@ -287,7 +280,7 @@ def check_silos(silos: Sequence[Silo], protocol: Training, inputs: RowChecks) ->
             )
         if names[silo.name] > 1:
             raise ParameterError(f"two silos are called `{silo.name}`; give each its own name")
-        if folded[silo.name.casefold()] > 1:  # their files would be one where a disk knows no capitals
+        if folded[silo.name.casefold()] > 1:  # a disk may not distinguish capitals in their files' names
             raise ParameterError(
                 f"silo `{silo.name}`: another silo's name differs from it by capitals alone; give each its own name"
             )
@@ -315,7 +308,7 @@ def check_silos(silos: Sequence[Silo], protocol: Training, inputs: RowChecks) ->
 
 
 def _check_grid(silos: Sequence[Silo], protocol: Training) -> None:
-    """Check which silo holds which columns, if any silo states them."""
+    """Check which silo holds which columns, if any silo states its columns."""
     if not any(silo.columns or silo.row for silo in silos):
         return
     if not entry_of(protocol).grids:
@@ -338,7 +331,7 @@ def _check_grid(silos: Sequence[Silo], protocol: Training) -> None:
 
 
 def check_names(engine: Engine, silos: Sequence[Silo]) -> None:
-    """Check that the silos exist that edge clients and faults name."""
+    """Check that edge clients and faults name existing silos."""
     faults = engine.faults or Faults()
     rows = (("drop", faults.drop), ("delay", faults.delay), ("corrupt", faults.corrupt))
     named = [("[engine] edge", name) for name in engine.edge]
@@ -353,14 +346,14 @@ def check_names(engine: Engine, silos: Sequence[Silo]) -> None:
 
 def check_class_names(names: Sequence[str], outputs: int) -> None:
     """Check that names of classes, if any, are distinct and one for each class."""
-    classes = max(outputs, 2)  # of one output, the sides of a threshold
+    classes = max(outputs, 2)  # one output has two, the sides of a threshold
     if names and (len(names) != classes or len(set(names)) < classes):
         listing = enumerated(map(repr, names))
         raise ParameterError(f"class_names: expected {classes} different names, one for each class; got {listing:.200}")
 
 
 def check_masks(spec: Specification, targets: Sequence[NDArray[np.generic]]) -> None:
-    """Check that all or no targets are masks, of equally many positions, and that masks fit the other settings."""
+    """Check that all or no targets are masks of the same number of positions, and that masks fit the other settings."""
     local = [y for y in targets if len(y)]
     positions = {y.shape[1] if y.ndim == 3 else 0 for y in local}
     if len(positions) > 1:
@@ -378,7 +371,7 @@ def check_masks(spec: Specification, targets: Sequence[NDArray[np.generic]]) -> 
 def check_training(
     spec: Specification, silos: Sequence[Silo], outputs: int, dtype: torch.dtype, *, validated: bool
 ) -> None:
-    """Check the settings of training against model, rows and machine. validated: early stopping has rows."""
+    """Check the settings of training against model, rows and machine. validated: whether early stopping has rows."""
     check_rules((SCALED_CLASSES,), spec, in_file if spec.text else in_python)
     metrics.check(spec.metrics, outputs, spec.task, dtype)
     if (own := spec.protocol.own_loss) is not None:
@@ -401,14 +394,14 @@ def check_training(
         raise ParameterError(f"augment mirrors {PADDING} pixels at each edge; images must be larger than that")
 
 
-MOST_COMPARED = 20_000_000  # numbers of rows
-DARK = 0.02  # of the range of pixels: images that have nothing above it are nearly black
+MOST_COMPARED = 20_000_000  # numbers in the compared rows
+DARK = 0.02  # of the range of pixels; images without a pixel above it are nearly black
 
 
 def doubts(
     spec: Specification, model: nn.Module, silos: Sequence[Silo], test: LabelledRows | None = None
 ) -> Iterator[str]:
-    """Yield sentences about a model and local rows that run, and may be a mistake. test: rows, if any."""
+    """Yield sentences on possible mistakes of a model and local rows that do not prevent a run. test: rows, if any."""
     if test is not None and (known := _known(test[0], silos)) > len(test[0]) / 2:
         yield (
             f"{known} of {len(test[0])} test rows are among the training rows of the silos, so their scores do not "
@@ -435,7 +428,7 @@ def doubts(
                 "set score_at_silos or validation_fraction, or leave them out"
             )
         x, brightest = silo.x, 0.0
-        if isinstance(x, np.ndarray) and x.ndim == 4 and x.dtype.kind == "f" and x.size:  # of images in memory
+        if isinstance(x, np.ndarray) and x.ndim == 4 and x.dtype.kind == "f" and x.size:  # images in memory
             brightest = max(float(np.fmax.reduce(x, axis=None)), -float(np.fmin.reduce(x, axis=None)))  # without a copy
         if 0 < brightest < DARK:
             yield (
@@ -445,20 +438,20 @@ def doubts(
 
 
 def _known(x: NDArray[np.generic], silos: Sequence[Silo]) -> int:
-    """Return how many rows equal a silo's in each number; 0 where rows lie elsewhere, or are split by column."""
+    """Return how many rows equal a silo's in each number; 0 if rows are remote, or are split by column."""
     own = [silo.x for silo in silos if isinstance(silo.x, np.ndarray) and len(silo.x) and not silo.columns]
     parts = [x, *own] if isinstance(x, np.ndarray) else []
     if len(parts) < 2 or sum(part.size for part in parts) > MOST_COMPARED:
         return 0
-    weights = np.random.default_rng(0).normal(size=x[0].size)  # rows are equal where such a sum is
+    weights = np.random.default_rng(0).normal(size=x[0].size)  # rows with equal sums are equal
     first, *others = (np.nansum(part.reshape(len(part), -1) * weights, axis=1) for part in parts)
     return int(np.isin(first, np.concatenate(others)).sum())
 
 
 def _outputs(model: nn.Module, silos: Sequence[Silo]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a model's outputs for made-up rows, and those of the first two each by itself, NaN where it fails on one.
+    """Return a model's outputs for made-up rows, and for the first two each alone, NaN if it fails on one alone.
 
-    Both have no rows where the model takes no such rows.
+    Both have no rows if the model refuses such rows.
     """
     outputs = alone = torch.zeros(0, 1)
     if silos[0].x.dtype.kind in "iu":
@@ -466,7 +459,7 @@ def _outputs(model: nn.Module, silos: Sequence[Silo]) -> tuple[torch.Tensor, tor
     generator = torch.Generator().manual_seed(0)
     rows = 100 * torch.randn(16, *row_shape(silos), generator=generator, dtype=torch.float64)
     own = copied(model).cpu()
-    with suppress(Exception), torch.random.fork_rng(devices=()):  # a model of somebody's may take no such rows
+    with suppress(Exception), torch.random.fork_rng(devices=()):  # a user's model may refuse such rows
         outputs = modules.outputs_of(own, rows.to(dtype_of(own)))
         alone = torch.full_like(outputs[:2], torch.nan)
         alone = modules.outputs_of(own, rows[:2].to(dtype_of(own)), 1)

@@ -84,7 +84,7 @@ class EarlyStopping:
     def stops(self, history: Sequence[Mapping[str, Any]], states: Callable[[], Mapping[str, State]]) -> bool:
         """Keep the states if the last round is the best; return whether the run stops after it.
 
-        history: a line a round, the last included. states: returns all roles' present states.
+        history: a line a round, the last one included. states: returns all roles' present states.
         """
         last = history[-1]
         if self._patience is None or "validation_loss" not in last:
@@ -99,9 +99,10 @@ log = logging.getLogger("moretta")
 
 
 class Session:
-    """Runs the remaining rounds of a run. silos: those that take part. transport: makes the engine of remote ones.
+    """Run the remaining rounds of a run.
 
-    place: where the run and its roles stand, at the beginning or at its last checkpoint.
+    place: the state of the run and its roles, at the beginning or at its last checkpoint. silos: those that take part.
+    transport: makes the engine of remote ones. folder: None writes nothing.
     """
 
     def __init__(
@@ -128,15 +129,15 @@ class Session:
         }
         arguments = {"run.seed": seed, **settings}, None if folder is None else folder.path
         tracked = TrackedRun(spec.run.name, place.run, rounds, place.round, *arguments)
-        self._unplayed = list[str]()  # why rounds are left
+        self._unplayed = list[str]()  # the reasons for rounds that were not run
         self._untracked = list[str]()  # trackers that failed, a sentence each
         self._tracking = following(trackers, tracked, self._untracked)
         recorder = recorder_of(spec, folder, place)
-        # Of a resumed run, without the rounds that will be played again.
+        # Of a resumed run, without the rounds that it repeats.
         self._history: list[Line] = [] if folder is None else folder.history(up_to=place.round)
         codec = Codec(players.messages, spec.engine.message_mib << 20)
         if folder is not None and place.session > 0:
-            # Before anybody hears of it: a site accepts a session's number only once.
+            # Before the first message: a site accepts a session's number only once.
             begin_session(folder.path / "checkpoint", place)
         if transport is None:
             local = in_process(federation, players, codec, recorder, rounds - place.round)
@@ -162,7 +163,7 @@ class Session:
         if computes_on_one_thread(self._of):
             torch.set_num_threads(1)
         try:
-            with self._tracking as self._track:  # once workers are forked, as it may start threads
+            with self._tracking as self._track:  # after workers are forked, because it may start threads
                 played = self._play()
             return self._conclude(*played)
         finally:
@@ -170,7 +171,7 @@ class Session:
             torch.set_num_threads(threads)
 
     def close(self) -> None:
-        """End what was started for silos; repeated calls do nothing."""
+        """End the processes that were started for silos; repeated calls do nothing."""
         self._engine.close()
 
     def _play(self) -> tuple[Outcome, Sequence[DroppedSilo], Sequence[OpenedSum]]:
@@ -190,14 +191,14 @@ class Session:
             return outcome, dropped, driver.take_sums()
         finally:
             if self._files is not None:
-                self._files.flush_views()  # also what was seen in a round that failed
+                self._files.flush_views()  # also the messages of a failed round
 
     def _driver(self) -> Driver:
-        """Return the driver of the server; the training seed, which is no secret, draws who takes part in a round."""
+        """Return the driver of the server; the training seed, which is not secret, draws the silos of a round."""
         spec = self._of.spec
         some = spec.run.participation < 1
         rows = [spec.data.least_rows or 0 if silo.remote else len(silo.x) for silo in self._of.silos]
-        lot = spec.protocol.lot(spec.data.batch_size)  # of more than half of a silo's rows all rounds have the same
+        lot = spec.protocol.lot(spec.data.batch_size)  # lots of over half of a silo's rows overlap
         return Driver(
             self._players.server,
             self._silos,
@@ -212,7 +213,7 @@ class Session:
     def _lines(self, driver: Driver) -> Iterator[Line]:
         """Yield each round's line; if a round fails for good, save the result of the last good one."""
         scaled = self._of.spec.data.standardise_targets
-        private = self._of.spec.protocol.privacy is not None  # how long a silo computes tells how many rows its lot had
+        private = self._of.spec.protocol.privacy is not None  # a silo's seconds reveal the number of rows in its lot
         began = time.perf_counter()
         noise = self._players.accountant
         counts = None if noise is None else noise.releases
@@ -237,7 +238,7 @@ class Session:
         """Score the model, and keep a round's line and its files; return whether the run stops."""
         test, validation = self._of.test, self._of.validation
         if (test is not None or validation is not None) and self._evaluates(line["round"]):
-            self._players.gather()  # not within `_lines`: the roles are past what it would save
+            self._players.gather()  # not within `_lines`, because the roles are past the states that it would save
             line = line | self._evaluator.on_the_way(self._players.models(), test, validation)
         self._history.append(line)
         stops = self._stopping.stops(self._history, lambda: states_of(self._players))
@@ -251,7 +252,7 @@ class Session:
         try:
             if self._on_round is not None:
                 self._on_round(round_of(line, self._rounds))
-        except BaseException as error:  # whatever a callback raises, a checkpoint is kept
+        except BaseException as error:  # a checkpoint is kept, whatever a callback raises
             if self._files is not None:
                 self._files.save(line["round"], self._stopping.best)
             self._stopped = isinstance(error, StopTraining)
@@ -260,7 +261,7 @@ class Session:
         return self._stopped or stops or not self._has_budget()
 
     def _has_budget(self) -> bool:
-        """Return whether dp-epsilon allows one more sum; if not, warn why the run ends."""
+        """Return whether dp-epsilon allows one more sum; if not, record why the run ends."""
         noise, last = self._players.accountant, self._history[-1]["round"] if self._history else 0
         if noise is None or noise.allows(noise.releases.count + 1):
             return True
@@ -285,7 +286,7 @@ class Session:
         if self._files is not None:
             self._files.end(outcome, record, inputs)
         models = outcome.models
-        if self._players.displacement is not None:  # confined ones, which only a simulation has all of
+        if self._players.displacement is not None:  # only a simulation has all confined models
             confined = self._players.models()
             models = confined if len(confined) <= MANY else {}
         return Result(
@@ -299,7 +300,7 @@ class Session:
         )
 
     def _played(self, outcome: Outcome, dropped: Sequence[DroppedSilo], sums: Sequence[OpenedSum]) -> PlayedRun:
-        # What silos score together, as the server learns it or the participants here do.
+        # The silos' common scores, which the server or the local participants learn.
         by_silos = {**(outcome.scores or self._players.scores()), **self._tables(outcome)}
         counts, names = self._players.counted(), (self._of.feature_names, self._of.class_names)
         of = len(self._of.silos), *names, self._of.spec.table
@@ -327,7 +328,7 @@ class Session:
         )
 
     def _tables(self, outcome: Outcome) -> dict[str, Any]:
-        """Return the metrics and tables of the silos' rows, if silos were asked for them."""
+        """Return the metrics and tables of the silos' rows, if they were requested."""
         if not outcome.tables:
             return {}
         counts, bins = (outcome.tables[name] for name in (CONFUSION, RELIABILITY))
@@ -338,7 +339,7 @@ class Session:
         """Return the scores of the outcome. by_silos: on the rows that silos hold back, if known here."""
         models = outcome.models or ({"": outcome.parameters} if outcome.parameters else self._players.models())
         local = [silo for silo in self._of.silos if not silo.remote]
-        noised = getattr(self._of.spec.protocol, "dp_noise", None)  # a score on training rows would be without noise
+        noised = getattr(self._of.spec.protocol, "dp_noise", None)  # a score on training rows would have no noise
         training = [] if noised or any(silo.columns for silo in local) else local
         scores = {**by_silos, **self._sure(outcome, by_silos), "by": "silos"} if by_silos else {}
         whom = self._of.test_groups
@@ -367,13 +368,13 @@ class Session:
 
 
 Transport = Callable[[Codec, CheckpointId, Recorder | None], Delivery]
-"""Makes what delivers messages to remote silos."""
+"""Makes the delivery of messages to remote silos."""
 
 
-# `LARGEST`, up to which silos are stacked, is the same number by chance: it weighs calls against arithmetic.
-SMALL = 100_000  # parameters; below, threads wait for each other longer than they work
-GAINS = 2_000_000_000  # passes of a row by a parameter in a run; below, starting workers takes longer than they save
-BESIDE = 2_000_000  # such passes that take as long as what a silo does in a round beside them
+# `LARGEST`, up to which silos are stacked, has the same value by chance: it weighs calls against arithmetic.
+SMALL = 100_000  # parameters; with fewer, threads wait for each other longer than they work
+GAINS = 2_000_000_000  # products of rows and parameters in a run; with fewer, workers cost more than they save
+BESIDE = 2_000_000  # such products that take as long as a silo's other work of a round
 
 
 def in_process(of: Trainable, roles: Roles, codec: Codec, recorder: Recorder | None, rounds: int) -> InProcess:
@@ -401,7 +402,7 @@ def computes_on_one_thread(of: Trainable) -> bool:
 def workers_of(of: Trainable, silos: int, rounds: int) -> int:
     """Return the number of processes that silos run in. rounds: the remaining ones.
 
-    Raises `moretta.errors.ParameterError` if several are requested and this machine or device has no fork.
+    Raises `moretta.errors.ParameterError` if several are requested and this machine or device cannot fork.
     """
     setting, can = of.spec.engine.workers, hasattr(os, "fork") and of.spec.run.device == "cpu"
     if not can and (setting or 1) > 1:
@@ -420,21 +421,19 @@ def cores() -> int:
 
 
 def _prepare() -> None:
-    """Compute on one thread in a forked process, which has no other of PyTorch's; raises if that fails."""
+    """Compute on one thread in a forked process, which has no other thread of PyTorch; raise if that fails."""
     torch.set_num_threads(1)
     tensor = torch.ones(1, requires_grad=True)
-    torch.autograd.grad(
-        tensor.sum(), tensor
-    )  # which fails if there is a GPU whose threads were started before the fork
+    torch.autograd.grad(tensor.sum(), tensor)  # fails if a GPU's threads were started before the fork
 
 
 def _injector(spec: Specification) -> Injector | None:
-    """Return the injector of the faults that are set; none for centralised training, which has no silos."""
+    """Return the injector of the set faults; none for centralised training, which has no silos."""
     faults, entry = spec.engine.faults, entry_of(spec.protocol)
     if faults is None or entry.pooled:
         return None
     phases: dict[str, FaultPhase] = dict.fromkeys(KEY_TAGS | SET_UP_TAGS, "set-up")
-    # Where silos train alone only the set-up's statistics are summed, and random faults must know it.
+    # If silos train alone, only the set-up's statistics are summed, and random faults depend on that.
     masked = spec.secure_aggregation.scheme != "none" and entry.summed
     phases |= dict.fromkeys(UNMASKING_TAGS, "unmasking" if masked else "set-up")
     return Injector(faults, phases)

@@ -1,11 +1,13 @@
 """Figures of a model, built-in ones and the user's own, each a number by its name, with intervals.
 
 They are figures of a run's test rows, beside the score of the most frequent class or the mean alone. Each has a 95 %
-interval by the bootstrap (Efron, 1979): percentiles over resampled rows, or over whole groups, because rows of one
-patient are not independent. It does not cover the randomness of training.
+interval by the bootstrap: percentiles over resampled rows, or over whole groups, because rows of one patient are not
+independent. It does not cover the randomness of training.
 
 The calibration error has no interval. It is a mean of absolute values, which a small sample makes large even if
-probabilities are calibrated, and resampled rows larger still. Such an interval would lie above the value.
+probabilities are calibrated, and resampled rows make larger still. Such an interval would lie above the value.
+
+Source: Efron, "Bootstrap Methods: Another Look at the Jackknife", 1979.
 """
 
 import math
@@ -37,7 +39,7 @@ from moretta.protocols.common.targets import (
 )
 
 Metric = Callable[[Tensor, Tensor], Any]
-"""Of outputs [rows, outputs] and targets, int64[rows] of classes and [rows, outputs] of numbers; gives one number."""
+"""Maps outputs [rows, outputs] and targets, int64[rows] of classes or [rows, outputs] of numbers, to one number."""
 
 BUILT_IN = (
     "loss",
@@ -53,7 +55,7 @@ BUILT_IN = (
     "f1",
     "f1_macro",
 )
-ROWS = 64  # made up, on which a metric is tried
+ROWS = 64  # made-up rows for the trial of a metric
 
 
 def name_of(metric: Metric) -> str:
@@ -101,9 +103,10 @@ TOP5_FROM = 20  # classes
 def figures_of_classes(
     outputs: NDArray[np.float64], classes: NDArray[np.int64], loss: str | None, names: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return accuracy and the like and, under a loss, `metrics`, numbers, and `classes`, tables. None has neither.
+    """Return accuracy and the like and, under a loss, `metrics`, numbers, and `classes`, tables.
 
-    outputs: [rows, outputs]. names: of the classes, for the tables; without names they are numbered.
+    outputs: [rows, outputs]. loss: None omits metrics and tables. names: of the classes, for the tables; without names
+    they are numbered.
     """
     chosen = predicted(outputs)
     figures: dict[str, Any] = {"accuracy": float((chosen == classes).mean())}
@@ -128,8 +131,9 @@ def figures_of_classes(
 def metrics_of_counts(counts: NDArray[np.int64], bins: NDArray[np.float64] | None) -> dict[str, float]:
     """Return the metrics of `by_counts` of a confusion matrix, and `calibration_error` of a reliability table.
 
-    That is the mean over rows of |mean probability - accuracy| of their bin, 0 at best and 1 at worst (Guo et al.,
-    2017).
+    The latter is the mean over rows of |mean probability - accuracy| of their bin, 0 at best and 1 at worst.
+
+    Source: Guo, Pleiss, Sun, Weinberger, "On Calibration of Modern Neural Networks", 2017.
     """
     metrics = by_counts(np.diag(counts), counts.sum(axis=1), counts.sum(axis=0))
     if bins is not None:
@@ -138,11 +142,15 @@ def metrics_of_counts(counts: NDArray[np.int64], bins: NDArray[np.float64] | Non
 
 
 def by_counts(right: Array, rows: Array, chosen: Array) -> dict[str, NDArray[np.float64]]:
-    """Return the metrics that follow from counts of classes, NaN where undefined.
+    """Return the metrics that follow from counts of classes, NaN if undefined.
 
-    `right`, `rows`, `chosen`: [.., classes], a class's correct predictions, its rows, and its predictions. `f1`: of
-    class 1 of two classes. `f1_macro`: the mean over classes that have a row or a prediction. `balanced_accuracy`: the
-    mean recall over classes that have a row.
+    `f1` is of class 1 of two classes. `f1_macro` is the mean over classes that have a row or a prediction.
+    `balanced_accuracy` is the mean recall over classes that have a row.
+
+    Args:
+        right: [.., classes], a class's correct predictions.
+        rows: [.., classes], its rows.
+        chosen: [.., classes], its predictions.
     """
     has, there = rows > 0, rows + chosen > 0
     f1, recall = _f1(right, rows, chosen), right / np.maximum(rows, 1)
@@ -163,7 +171,7 @@ def tables_of_counts(
     """Return `by_class`, a mapping a class; `confusion`, unless classes are too many; `reliability`, a mapping a bin.
 
     A class has precision None without predictions, recall None without rows, F1 None without either. Empty bins are
-    left out.
+    omitted.
     """
     named = list(names) if len(names) == len(counts) else [str(number) for number in range(len(counts))]
     right, rows, chosen = np.diag(counts), counts.sum(axis=1), counts.sum(axis=0)
@@ -186,7 +194,7 @@ def tables_of_counts(
 
 
 def _filled_bins(bins: NDArray[np.float64]) -> list[dict[str, float]]:
-    """Return each bin that has rows: its range, its rows, their mean probability and their accuracy."""
+    """Return each bin that has rows: its range, the number of its rows, their mean probability and their accuracy."""
     return [
         {
             "from": k / BINS,
@@ -206,7 +214,7 @@ def _f1(right: Array, rows: Array, chosen: Array) -> NDArray[np.float64]:
 
 
 Ranking = tuple[NDArray[np.bool_], NDArray[np.float64]]
-"""Which rows are to have the higher scores, and all rows' scores."""
+"""The rows that should have the higher scores, as flags, and all rows' scores."""
 
 
 def rankings(outputs: NDArray[np.float64], classes: NDArray[np.int64], loss: str) -> list[Ranking]:
@@ -219,7 +227,7 @@ def rankings(outputs: NDArray[np.float64], classes: NDArray[np.int64], loss: str
         return []
     if outputs.shape[1] <= 2:
         return [(classes == 1, outputs[:, -1] - outputs[:, 0] * (outputs.shape[1] == 2))]
-    # One class against the rest needs an order of rows for each class, so under cross-entropy probabilities.
+    # One class against the rest needs an order of rows for each class: probabilities under cross-entropy.
     scores = torch.softmax(torch.from_numpy(outputs), 1).numpy() if loss == "cross-entropy" else outputs
     return [(classes == number, scores[:, number]) for number in range(count)]
 
@@ -253,14 +261,14 @@ def ranked(orders: Sequence[Ranking], weights: Array) -> dict[str, NDArray[np.fl
 
 
 RESAMPLES = 1000
-MOST_DRAWN = 20_000_000  # outputs in all resamples together; of larger files there are fewer, 100 at least
-AT_ONCE = 2_000_000  # rows of resamples that are measured together
+MOST_DRAWN = 20_000_000  # outputs in all resamples together; larger files have fewer resamples, 100 at least
+AT_ONCE = 2_000_000  # resampled rows that are measured together
 INTERVAL = (2.5, 97.5)  # percentiles
 UNSURE = "calibration_error"  # the figure without an interval
-POINTS = 50  # of a curve, beside its beginning
+POINTS = 50  # of a curve, without its beginning
 
 Measure = Callable[[Array], Mapping[str, NDArray[np.float64]]]
-"""Of weights [draws, rows], how often a row was drawn: each figure, [draws], NaN where a draw has none."""
+"""Maps weights [draws, rows], how often a row was drawn, to each figure, [draws], NaN in a draw that lacks it."""
 
 
 def judged(
@@ -276,12 +284,19 @@ def judged(
     """Return `rows`; `figures`, each with `value`, `low` and `high`; `baseline`; and tables of classes.
 
     The calibration error has a `value` only. So has a figure that all resampled rows agree on, such as the accuracy of
-    a model without an error, or of rows that are all about one person: its interval would say that this is certain.
-    `outputs`: [rows, outputs], as the model returns them. `y`: int64[rows] of classes, numbers [rows, outputs], or
-    masks [rows, positions, 2], whose figures are over all positions that count. `names`: of the classes; None leaves
-    the tables out. `together`: the subjects of rows. `baseline`: the accuracy of the most frequent class, or the
-    squared error of the mean, of these rows. `threshold`: the least probability for class 1 of two, for the figures
-    ``.._at_threshold`` (`best_threshold`).
+    a model without an error, or of rows of one person: its interval would claim certainty. `baseline` is the accuracy
+    of the most frequent class, or the squared error of the mean, of these rows.
+
+    Args:
+        outputs: [rows, outputs], from the model.
+        y: int64[rows] of classes, numbers [rows, outputs], or masks [rows, positions, 2], whose figures are over all
+            positions that count.
+        task: "classification" or "regression".
+        loss: "mse" or "cross-entropy".
+        names: Of the classes; None omits the tables.
+        together: The subjects of rows, which are resampled together.
+        where: The rows' name in errors.
+        threshold: The least probability for class 1 of two, for the figures ``.._at_threshold`` (`best_threshold`).
     """
     check_fit(y, outputs.shape[1], where)
     outputs, classes, size = outputs.astype(np.float64), task == "classification", outputs.size
@@ -328,7 +343,7 @@ def _interval(finite: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def of_counts(counts: NDArray[np.int64]) -> dict[str, tuple[float, float]]:
-    """Return intervals of the figures of a confusion matrix, [classes, classes], for unknown rows.
+    """Return intervals of the figures of a confusion matrix, [classes, classes], without the rows.
 
     Resampled counts of its cells are multinomial, so these are `judged`'s intervals over rows.
     """
@@ -344,9 +359,11 @@ def of_counts(counts: NDArray[np.int64]) -> dict[str, tuple[float, float]]:
 
 
 def best_threshold(outputs: Array, y: Array, loss: str) -> float | None:
-    """Return the least probability for class 1 with the best balanced accuracy; None unless there are two classes.
+    """Return the least probability for class 1 with the best balanced accuracy, the highest of several.
 
-    It is the highest of several (Youden, 1950). None if rows lack a class, or the model diverged.
+    None unless there are two classes, if rows lack one of them, or if the model diverged.
+
+    Source: Youden, "Index for Rating Diagnostic Tests", 1950.
     """
     if outputs.shape[1] > 2 or not rankings(outputs, y, loss):
         return None
@@ -405,7 +422,7 @@ def _of_numbers(outputs: Array, y: Array) -> Measure:
     def measure(weights: Array) -> Mapping[str, NDArray[np.float64]]:
         total = weights.sum(axis=1)
         mse, mae, spread = (weights @ part / total for part in parts)
-        spread = spread - np.square(weights @ deviation / total[:, None]).mean(axis=1)  # around the draw's own mean
+        spread = spread - np.square(weights @ deviation / total[:, None]).mean(axis=1)  # around the draw's mean
         explained = 1 - mse / np.where(spread > 0, spread, np.nan)
         return {"mse": mse, "rmse": np.sqrt(mse), "mae": mae, "r2": explained}
 

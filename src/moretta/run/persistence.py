@@ -1,8 +1,8 @@
 """The files that a run writes into its folder, and when; `moretta.engines.run_folder` lists them.
 
-The states of a run's roles are in memory and in its folders ``checkpoint`` and ``best``. Its truth is in ``truth``,
-apart from the views: all roles' states and a digest of all rows, by which an audit scores attacks. A run with remote
-silos has no truth, because nobody has all of it.
+The states of a run's roles are in memory and in the folders ``checkpoint`` and ``best``. The run's truth is in
+``truth``, separate from the views: all roles' states and a digest of all rows, by which an audit scores attacks. A run
+with remote silos has no truth, because no role has all of it.
 """
 
 import hashlib
@@ -106,7 +106,7 @@ def digest_of(
         {name: section for name, section in spec.settings.items() if name != "engine"},
         {silo.name: len(silo.x) for silo in silos},
         modules.schema(model),
-        # As PyTorch prints it, by which models with equal shapes of tensors differ, and not where its objects lie.
+        # PyTorch's text distinguishes models with equal shapes of tensors; the addresses of objects are removed.
         re.sub(r" at 0x[0-9a-fA-F]+", "", repr(model)),
         seed,
         rounds if spec.protocol.rate_depends_on_rounds else 0,
@@ -119,7 +119,7 @@ def digest_of(
 def last_session(
     folder: Path | None, digest: str, roster: Roster | None, rounds: int
 ) -> tuple[CheckpointId, dict[str, State]]:
-    """Return where to resume, and all states. Raises `moretta.errors.ParameterError` without this run's checkpoint."""
+    """Return the place to resume from, and all states. Raises ParameterError without this run's checkpoint."""
     if folder is None:
         raise ParameterError("resuming needs the run's folder; name it by out")
     checkpoint = last_checkpoint(folder / "checkpoint")
@@ -127,7 +127,7 @@ def last_session(
         raise ParameterError(f"{folder} holds no checkpoint to resume from; start without --resume, in an empty folder")
     place, states = checkpoint
     if place.digest != digest:
-        file = f" ({folder / 'run.toml'})" if (folder / "run.toml").exists() else ""  # a run from Python has none
+        file = f" ({folder / 'run.toml'})" if (folder / "run.toml").exists() else ""  # a run from Python has no file
         raise ParameterError(
             f"{folder} was begun with another run file or other settings; resume with those it was begun "
             f"with{file}, or name another folder by --out"
@@ -151,7 +151,7 @@ def recorder_of(spec: Specification, folder: RunFolder | None, place: Checkpoint
 
 @dataclass(frozen=True)
 class RunFiles:
-    """Writes the files of one session of a run, in the order of its methods.
+    """Write the files of one session of a run, in the order of its methods.
 
     place: where the session began. recorder: of the views, None if they are not recorded. rounds: the last one's
     number.
@@ -166,7 +166,7 @@ class RunFiles:
     rounds: int
 
     def begin(self) -> BestRound | None:
-        """Save where a run begins, or return the best round so far of a resumed one."""
+        """Save the state in which a run begins, or return the best round so far of a resumed one."""
         best = None
         if self.place.session == 0:
             self.save(self.place.round, None)
@@ -195,19 +195,19 @@ class RunFiles:
     def add(self, line: Mapping[str, Any], best: BestRound | None) -> None:
         """Write the files of a finished round, or of a lost one. line: of the history."""
         number = line["round"]
-        self.flush_views()  # first, so that no round is in the history without its views
+        self.flush_views()  # first, so that every round in the history has its views
         self.folder.append(line)
-        # A lost round is behind the run for good: what followed it was asked under the same model.
+        # A lost round is never repeated, because the next one asked for sums under the same model.
         if number % self.of.spec.run.checkpoint_every == 0 or number == self.rounds or "lost" in line:
             self.save(number, best)
         self._save_truth(number)
 
     def save(self, number: int, best: BestRound | None) -> None:
         """Save a checkpoint of the end of a round, and the best round's states."""
-        if best is not None:  # first: as two are kept of each, every checkpoint has a best round that is not younger
+        if best is not None:  # first: two are kept of each, so every checkpoint has a best round that is not later
             save_checkpoint(self.folder.path / "best", replace(self.place, round=best.number), best.states)
         place = replace(self.place, round=number)
-        self.engine.keep(place)  # first: every remote silo can go on from where we do
+        self.engine.keep(place)  # first, so that every remote silo can continue from the same round
         save_checkpoint(self.folder.path / "checkpoint", place, states_of(self.roles))
 
     def flush_views(self) -> None:
@@ -216,7 +216,7 @@ class RunFiles:
             self.recorder.flush()
 
     def end(self, outcome: Outcome, record: dict[str, Any], inputs: Mapping[str, Any]) -> None:
-        """Write a run's models, what their inputs mean, and its record with the digests of both."""
+        """Write a run's models, the meaning of their inputs, and its record with the digests of both."""
         if outcome.parameters:
             self.folder.write_model("model.safetensors", outcome.parameters)
         if outcome.released is not None:
@@ -227,7 +227,7 @@ class RunFiles:
             self.folder.write_confined(self.roles.displacement(), self.roles.models(), MANY)
         record["models"] = dict(self.folder.models)
         record["inputs"] = self.folder.write_json("inputs.json", inputs)
-        self.folder.write_json("result.json", record)  # last: a folder with a result is a finished run
+        self.folder.write_json("result.json", record)  # last, because a folder with a result is a finished run
 
     def _save_truth(self, number: int) -> None:
         if needs_truth(self.of.spec.run.record_views, self.of.silos, number):

@@ -27,10 +27,10 @@ from moretta.run import trained_model
 from moretta.run.metrics import judged
 from moretta.run.trained_model import ModelChoice, TrainedModel
 
-HEADER = 100_000  # characters of a first line that are looked at
-MOST_CLASSES = 1 << 16  # where a run does not say how many it had
+HEADER = 100_000  # the most characters to read of a first line
+MOST_CLASSES = 1 << 16  # if a run does not state its number
 PREDICTION = "prediction"  # the column or array with each row's class, mask or number
-ROW = "row"  # the column of predictions with each row's number, where rows are left out and have no ids
+ROW = "row"  # the column of row numbers, if rows without ids are left out
 
 
 class Predicted(NamedTuple):
@@ -53,16 +53,24 @@ def predict(
     """Predict the rows of a table or an .npz file; write predictions to a .csv, or plain outputs to a .npy.
 
     For masks a .npz file replaces the .csv: `prediction` has each position's class, int64[rows, *mask], and `id` the
-    rows' names, if any. The .npy has [rows, *mask, classes].
-    For a run on images, `rows` is a folder of them, or a table beside them that names their files. A table has the
-    training data's columns, with or without the target. An .npz file has an array `x`, or `x.ids`, `x.mask` and so on
-    for several a sample, and may have `id`. Rows of a table with a cell against its schema are left out, unless none
-    remains: a .csv has ids or the numbers of the others, and a .npy NaN in their place. Absent values are filled in
-    from the training rows, so no prediction depends on other rows of the file. The released model, which silos hold,
-    predicts exactly. `form`: the fields of `Format` in which a .csv file differs from the run's. `mapping`: changes a
-    table's columns before the schema reads them; rows that do not fit it are left out too.
-    Raises `moretta.errors.ParameterError`, and writes nothing, if the run has no such model, the rows do not fit, or
-    `out` exists and holds no earlier predictions, or is a table of this call or of the run.
+    rows' names, if any. The .npy has [rows, *mask, classes]. Rows of a table with a cell against its schema are left
+    out: a .csv then has ids or the numbers of the other rows, and a .npy has NaN for those left out. Absent values are
+    filled in from the training rows, so no prediction depends on other rows of the file. The released model, which
+    silos hold, predicts exactly.
+
+    Args:
+        folder: The run folder.
+        rows: A table with the training data's columns, with or without the target. An .npz file with an array `x`, or
+            `x.ids`, `x.mask` and so on for several arrays a sample, and perhaps `id`. For a run on images, a folder of
+            them, or a table beside them that names their files.
+        out: The file to write.
+        choice: The model.
+        form: The fields of `Format` in which a .csv file differs from the run's.
+        mapping: Changes a table's columns before the schema reads them; rows that do not fit it are left out too.
+
+    Raises:
+        ParameterError: The run lacks the model, no row fits, or `out` holds other content than earlier predictions, or
+            is a table of this call or of the run. Nothing is written then.
     """
     if not out.parent.is_dir():
         raise ParameterError(f"{out}: expected an output file in a folder that is there; make {out.parent}")
@@ -86,11 +94,11 @@ def evaluate(
     form: Mapping[str, Any] | None = None,
     mapping: ColumnMapping = ColumnMapping(),  # noqa: B008
 ) -> tuple[dict[str, Any], Mapping[int, str]]:
-    """Return a run's model's scores (`judged`) on the rows of a table or an .npz file with targets, and rows left out.
+    """Return the scores (`judged`) of a run's model on labelled rows of a table or an .npz file, and the rows left out.
 
-    Those are rows that do not follow the schema, from 1, and why. `by`: any column of the table, by its own name or the
-    mapping's; rows of each of its values are also scored apart. Other arguments are those of `predict`.
-    Raises `moretta.errors.ParameterError` if the run has no such model, or rows or targets do not fit.
+    The latter are rows that violate the schema, from 1, and why. by: any column of the table, by its own name or the
+    mapping's; rows of each of its values are also scored separately. Other arguments are those of `predict`. Raises
+    `moretta.errors.ParameterError` if the run has no such model, or rows or targets do not fit.
     """
     model = trained_model.read(folder, choice)
     source = Source(data.name, replace(model.form, **(form or {})), base=data.parent, mapping=mapping)
@@ -106,7 +114,7 @@ def evaluate(
     whole = read_columns(data, source.form)
     kept = np.setdiff1d(np.arange(len(next(iter(whole.values())))), [row - 1 for row in rows.left_out])
     own = {name: column[kept] for name, column in whole.items()}
-    columns = own | mapping.fitting(own, str(data), source.form)[0]  # by the schema's name or the file's own
+    columns = own | mapping.fitting(own, str(data), source.form)[0]  # by the schema's names or the file's own
     if by not in columns:
         raise ParameterError(f'{data} has no column "{by}" for --by; {did_you_mean(by, columns)}')
     values, which = np.unique(columns[by].astype(str), return_inverse=True)
@@ -173,7 +181,7 @@ def _arrays(path: Path, model: TrainedModel, expected: ExpectedRows) -> Rows:
         arrays["y"] = model.fitting(y, str(path)) if model.mask else model.class_numbers(y, f"{path}: y")
     rows = of_arrays(arrays, expected, str(path))
     if schema is not None and rows.x.ndim == 2 and rows.x.shape[1] == len(schema.features) < len(model.columns):
-        return replace(rows, x=expansion_of(schema).apply(rows.x))  # with marks of what is absent
+        return replace(rows, x=expansion_of(schema).apply(rows.x))  # adds marks of absent values
     return rows
 
 
@@ -199,7 +207,7 @@ def _write(out: Path, outputs: Array, rows: Rows, named: str, model: TrainedMode
         else:
             arrays: dict[str, Any] = {PREDICTION: own.argmax(axis=-1)} | ({} if names is None else {"id": names})
             np.savez(buffer, **arrays)
-        write_atomically(out, buffer.getvalue(), 0o600)  # of people, as those beside their ids are
+        write_atomically(out, buffer.getvalue(), 0o600)  # private, because rows may be about people
         return
     header, columns = _predicted(outputs, model)
     if names is None and rows.left_out:
@@ -211,7 +219,7 @@ def _write(out: Path, outputs: Array, rows: Rows, named: str, model: TrainedMode
 
 def _are_predictions(there: Path, tables: Sequence[Path]) -> bool:
     """Return whether a file has the header or arrays that `_write` writes, and is not one of the tables."""
-    if there.suffix.lower() == ".npy":  # no rows are read from such a file
+    if there.suffix.lower() == ".npy":  # no table is such a file
         return True
     if there.suffix.lower() == ".npz":
         return {PREDICTION} <= set(read_npz(there)) <= {PREDICTION, "id"}
@@ -219,7 +227,7 @@ def _are_predictions(there: Path, tables: Sequence[Path]) -> bool:
         line = stream.readline(HEADER)
     (header,) = csv.reader([line])
     if len(line) == HEADER:
-        del header[-1]  # may be cut
+        del header[-1]  # it may be cut off
     return is_predicted(header) and not any(_are_one(there, table) for table in tables)
 
 

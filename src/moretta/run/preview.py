@@ -27,7 +27,7 @@ from moretta.data.tables.schema import Category, Number, Ordered, Schema
 from moretta.errors import ParameterError
 from moretta.protocols.registry import entry_of
 
-if TYPE_CHECKING:  # a look needs no torch
+if TYPE_CHECKING:  # a look must not need torch
     from moretta.audit.evidence.truth import Trained
     from moretta.protocols.common.statistics import Counted
     from moretta.run.inputs import Trainable
@@ -42,7 +42,7 @@ def look_of_run(run_file: RunFile, least: int = LEAST_SHOWN) -> Look:
         )
     data = run_file.data
     if data.missing == "error" and run_file.table is None and (is_table(data.source) or data.source.endswith(".npz")):
-        data = data.model_copy(update={"missing": "mean"})  # a look counts absent values, and training refuses them
+        data = data.model_copy(update={"missing": "mean"})  # a look counts absent values; training refuses them
     rows = load(run_file.model_copy(update={"data": data}))
     if not _in_one_order(rows.silos):
         raise ParameterError(
@@ -76,7 +76,7 @@ def opening_of(federation: Trainable) -> list[str]:
             held={name: 0 if rows is None else len(rows[1]) for name, rows in parts.items()},
         )
         lines = lines_of(look.plain(by_silo=True))
-    else:  # they are put in order in the set-up, and there are no whole rows until then
+    else:  # the set-up orders them, and there are no whole rows before that
         lines = [f"{silo.name}: {len(silo.x)} rows, to be put in order" for silo in federation.silos]
     if federation.spec.table is not None:
         lines += inference.lines_of(federation.spec.table)
@@ -86,9 +86,9 @@ def opening_of(federation: Trainable) -> list[str]:
 
 
 def losable_of(federation: Trainable) -> list[str]:
-    """Return the lines about silos that no round can lose, and what can help in a run of three.
+    """Return the lines about silos that no round can lose, and the remedies in a run of three.
 
-    Empty if silos hold columns, whose groups differ in size, or without masks.
+    Empty if silos hold columns, because their groups differ in size, or without masks.
     """
     spec, silos = federation.spec, federation.silos
     secure, names = spec.summing(len(silos)), [silo.name for silo in silos]
@@ -133,10 +133,7 @@ def missing_in_audit(federation: Trained) -> list[str]:
 
 
 def look_of_file(path: Path, schema: Path | None, form: Format, hints: Hints, least: int = LEAST_SHOWN) -> Look:
-    """Return a look at one file: a table, by a given or an inferred schema, or an .npz file with x and y.
-
-    Raises `moretta.errors.ParameterError` for a file that cannot be read.
-    """
+    """Return a look at a table, by a given or an inferred schema, or at an .npz file. Raises ParameterError."""
     if not is_table(path.name):
         if schema is not None:
             raise ParameterError(
@@ -160,7 +157,7 @@ def look_of_file(path: Path, schema: Path | None, form: Format, hints: Hints, le
 
 
 def _in_one_order(silos: Iterable[Silo]) -> bool:
-    """Whether silos with different columns of the same rows have equally many, of equal ids if they have any."""
+    """Return whether silos with different columns of the same rows have the same number, with equal ids if any."""
     first = dict[str, Silo]()
     for silo in silos:
         other = first.setdefault(silo.row, silo) if silo.columns else silo
@@ -193,7 +190,7 @@ def _owners(silos: Iterable[Silo]) -> list[Silo]:
 def told_of_sums(
     counted: Counted, silos: int, names: Sequence[str], class_names: Sequence[str], table: Schema | None
 ) -> dict[str, Any]:
-    """Return what sums may show (`moretta.data.look.Look.plain`). silos: their number. names: of the input columns."""
+    """Return the look that sums may show (`moretta.data.look.Look.plain`). silos: their number. names: of inputs."""
     if not len(counted.present):
         columns = []
     elif table is not None:
@@ -249,10 +246,10 @@ def _target(counted: Counted, names: Sequence[str], table: Schema | None) -> Spr
 
 
 def load(run_file: RunFile) -> Distributed:
-    """Return the rows of a run file by silo: dealt out, or from a file each.
+    """Return the rows of a run file by silo: distributed, or from a file each.
 
-    Files of silos with different columns may have their rows in any order.
-    Raises `moretta.errors.ParameterError` for unusable data.
+    Files of silos with different columns may have their rows in any order. Raises `moretta.errors.ParameterError` for
+    unusable data.
     """
     seed, data, base = run_file.run.seed, run_file.data, run_file.base
     if data.source == "sites":

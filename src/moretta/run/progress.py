@@ -52,13 +52,13 @@ def _events(line: Mapping[str, Any]) -> list[str]:
 
 
 class Rhythm:
-    """Selects rounds to show: one every so many seconds, and the last."""
+    """Selects rounds to show: one in each interval of seconds, and the last."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._last = seconds, time.monotonic()
 
     def due(self, *, last: bool) -> bool:
-        """Return whether this round is shown; if it is, the interval begins anew."""
+        """Return whether this round is shown; if it is, a new interval begins."""
         if not last and time.monotonic() - self._last < self._seconds:
             return False
         self._last = time.monotonic()
@@ -66,7 +66,7 @@ class Rhythm:
 
 
 class Display:
-    """Shows a run within a `with` block; it is called after each round. label: the text to show."""
+    """Show a run within a `with` block; it is called after each round. label: the text to show."""
 
     def __init__(self, label: str, rounds: int) -> None:
         self._label, self._rounds, self._stack = label, rounds, ExitStack()
@@ -124,7 +124,7 @@ def _is_heard(level: int) -> bool:
 
 
 class _Lines:
-    """Lines on stderr. quiet: the program's own logging has them."""
+    """Lines on stderr. quiet: whether the program's own logging shows them."""
 
     def __init__(self, rounds: int, label: str = "", *, quiet: bool = False) -> None:
         self._label, self._rounds, self._quiet, self._rhythm = label, rounds, quiet, Rhythm(EVERY)
@@ -166,7 +166,7 @@ def _bar(console: Any, label: str, rounds: int) -> "Iterator[_Bar]":
         try:
             yield face
         except BaseException:
-            bar.live.transient = not face.begun  # what never began is told by its sentence alone
+            bar.live.transient = not face.begun  # a bar that never began leaves only its sentence
             raise
 
 

@@ -1,4 +1,4 @@
-"""A new project: a small made-up table for each silo, a model, a run file, and a test that runs."""
+"""A new project: a small made-up table for each silo, a model, a run file, and a test."""
 
 import re
 import shutil
@@ -151,7 +151,7 @@ def create(folder: Path) -> list[Path]:
     try:
         _write(made, name)
         made.chmod(0o755)
-        rename(made, folder)  # whole or not at all; an empty folder gives way
+        rename(made, folder)  # whole or not at all; it replaces an empty folder
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise

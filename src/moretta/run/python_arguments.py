@@ -33,7 +33,7 @@ OF_PROTOCOL = "a setting of the protocol, such as FedSGD({}=..)"
 
 @dataclass(frozen=True)
 class Made:
-    """How a model is built. source, arguments, base: as of `moretta.models.catalogue.build`; empty if unknown."""
+    """The construction of a model. source, arguments, base: as of `models.catalogue.build`; empty if unknown."""
 
     source: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -41,13 +41,13 @@ class Made:
 
     @classmethod
     def of(cls, spec: Specification) -> "Made":
-        """Return how the model of a run file is built; of a model from Python, that this is unknown."""
+        """Return how the model of a run file is built; unknown for a model from Python."""
         section = dict(spec.settings.get("model", {})) if spec.text else {}
         return cls(str(section.pop("source", "")), section, str(spec.settings.get("run", {}).get("base", ".")))
 
     @property
     def digest(self) -> str:
-        """The digest that noise is bound to; empty if it is unknown how the model is built."""
+        """The digest to which noise is bound; empty for an unknown construction."""
         return catalogue.source_digest(self.source, self.arguments, agreed=OWN_CODE) if self.source else ""
 
 
@@ -96,10 +96,7 @@ def check_kinds(
     record_views: object,
     table: object,
 ) -> None:
-    """Raise `moretta.errors.ParameterError`, naming the argument, for one of another kind than it takes.
-
-    Also for recorded views without a folder.
-    """
+    """Raise ParameterError, naming the argument, for one of the wrong kind, and for recorded views without a folder."""
     if isinstance(protocol, type):
         name = protocol.__name__
         raise ParameterError(f"protocol: expected settings, got the class {name}; call it: {name}()")
@@ -134,8 +131,8 @@ def _check_called(name: str, function: object, expected: str, arguments: Sequenc
     if not callable(function):
         raise ParameterError(f"{name} = {shown(function)}: expected {expected}")
     try:
-        taken = signature(function, follow_wrapped=False)  # what is called, not what a decorator says of it
-    except (TypeError, ValueError):  # one of C's that does not say what it takes
+        taken = signature(function, follow_wrapped=False)  # the function that is called, not the one that it wraps
+    except (TypeError, ValueError):  # a C function may have no signature
         return
     try:
         taken.bind(*arguments)
@@ -185,11 +182,11 @@ def names_in(keyword: str, value: object, table: Sequence[str] = ()) -> tuple[st
 def task_of(silos: Sequence[Silo], loss: str) -> str:
     """Return "classification" or "regression", by the targets of all silos.
 
-    Whole numbers and one-hot rows are classes, as in files (`moretta.data.rows.as_targets`), and under cross-entropy so
-    are soft labels. Raises `moretta.errors.ParameterError`, naming two silos, if only some have classes.
+    Whole numbers and one-hot rows are classes, as in files (`moretta.data.rows.as_targets`), and so are soft labels
+    under cross-entropy. Raises `moretta.errors.ParameterError`, naming two silos, if only some have classes.
     """
     labelled = [silo for silo in silos if silo.y.size]
-    if any(silo.y.ndim == 3 for silo in labelled):  # masks have no class a row
+    if any(silo.y.ndim == 3 for silo in labelled):  # rows of masks have no class
         return "regression"
     if loss == "cross-entropy":
         return "classification"
@@ -206,8 +203,7 @@ def task_of(silos: Sequence[Silo], loss: str) -> str:
 def columns_agreed(silos: Sequence[Silo], value: object, table: Schema | None) -> tuple[list[Silo], Sequence[str]]:
     """Return silos with the columns of their frames in one order, and the names in that order.
 
-    value: the user's feature_names. The names are the table's, else the user's, else the first silo's. Arrays have no
-    names, and stay as they are.
+    The names are the table's, else the user's (value), else the first silo's. Arrays have no names, and stay unchanged.
     Raises `moretta.errors.ParameterError`, naming silo and column, if silos have other columns, or only some have
     names.
     """
@@ -257,9 +253,9 @@ def _ordered(silo: Silo, columns: Sequence[str], owner: str) -> Silo:
 
 
 def rows_of(part: str, rows: Any, names: Sequence[str], task: str, floats: bool) -> Any:
-    """Return test or validation rows as arrays, from a pair (x, y) or a Dataset. names: of the silos' columns.
+    """Return test or validation rows as arrays, from a pair (x, y) or a Dataset; None stays None.
 
-    task, floats: as of `alike`.
+    part: the argument's name, for errors. names: of the silos' columns. task, floats: as of `alike`.
     """
     if rows is None:
         return None
@@ -269,14 +265,14 @@ def rows_of(part: str, rows: Any, names: Sequence[str], task: str, floats: bool)
 def alike(silos: Sequence[Silo], task: str) -> list[Silo]:
     """Return silos with inputs and targets of one kind.
 
-    Inputs that are floats at one silo are so at all: numbers without a fraction by chance are no tokens. Whole numbers
-    are targets where the task is regression, and no classes.
+    Inputs that are floats at one silo are floats at all, because floats without a fraction are no tokens. Whole numbers
+    are targets, not classes, if the task is regression.
     """
     floats, fitting = of_floats(silos), list[Silo]()
     for silo in silos:
         own = [(silo.x, silo.y), *([] if silo.held_out is None else [silo.held_out])]
         (x, y), *held = made = [_fitting(*rows, task, floats) for rows in own]
-        # A silo that is made anew reads all its rows and ids again.
+        # Unchanged silos are kept, because a new one would read all its rows and ids again.
         same = all(a is b for pair in zip(own, made, strict=True) for a, b in zip(*pair, strict=True))
         fitting.append(silo if silo.remote or same else replace(silo, x=x, y=y, held_out=held[0] if held else None))
     return fitting
@@ -331,7 +327,7 @@ def built(
 
 
 def _check_plain(arguments: Mapping[str, Any]) -> None:
-    """Check that a model's arguments can be saved, because it is built from them again."""
+    """Check that a model's arguments can be saved, because the model is built from them again."""
     for name, value in arguments.items():
         try:
             json.dumps(value, allow_nan=False)

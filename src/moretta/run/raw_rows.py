@@ -13,7 +13,7 @@ from moretta.models.checks import dtype_of
 
 
 class _Uncast(nn.Module):
-    """A module whose `exact` buffers `.float()` and the like move and do not cast.
+    """A module whose `exact` buffers are moved, but not cast, by `.float()` and the like.
 
     Such calls are meant for the model, not for the preparation of its rows.
     """
@@ -31,10 +31,11 @@ class _Uncast(nn.Module):
 class Prepared(_Uncast):
     """A model behind its preparation.
 
-    It takes a silo's inputs, NaN where a value is absent, or with an expansion coded rows, [rows, features] (numbers,
-    days, and places of categories). Tokens pass unchanged. Sums are in float64, as at the silos. may_lack:
-    bool[columns], or [1] for all alike, where a value may be absent. A row that predictions refuse (a value is absent
-    elsewhere, is infinite, or is no place of a category) has outputs of NaN.
+    It takes a silo's inputs, NaN for an absent value, or with an expansion coded rows, [rows, features] (numbers, days,
+    and places of categories). Tokens pass unchanged. Sums are in float64, as at the silos. A row that predictions
+    refuse has outputs of NaN: with a forbidden absence, an infinite value, or an invalid place of a category.
+
+    may_lack: bool[columns], or [1] for all, whether a value may be absent.
     """
 
     exact = ("fill", "mean", "deviation")
@@ -57,7 +58,7 @@ class Prepared(_Uncast):
         self.register_buffer("whole", torch.tensor(~may_lack))
         self.expand = None if expansion is None else Expanded(expansion)
         self.unscale = Unscaled(preparation) if preparation.scales_targets else None
-        self.like: Tensor  # of the model's dtype, with which it is cast; a scripted forward asks no parameters
+        self.like: Tensor  # follows casts of the model; a scripted forward cannot read parameters' dtypes
         self.register_buffer("like", torch.zeros((), dtype=dtype_of(model)), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -71,7 +72,7 @@ class Prepared(_Uncast):
         wrong = ((absent & self.whole) | torch.isinf(wide)).flatten(1).any(1, keepdim=True)
         filled = torch.where(absent, self.fill, wide)
         outputs = self._outputs(((filled - self.mean) / self.deviation).to(self.like.dtype))
-        # Of the outputs, as a NaN among the inputs may be lost on the way: onnxruntime's ReLU makes it 0.
+        # Applied to the outputs, because a NaN in the inputs may be lost: onnxruntime's ReLU turns it into 0.
         return torch.where(wrong, torch.nan, outputs)
 
     def _outputs(self, x: Tensor) -> Tensor:
@@ -114,7 +115,7 @@ class Expanded(_Uncast):
         self.register_buffer("plain", torch.tensor(expansion.kinds == PLAIN))
         self.register_buffer("one_of", torch.tensor(expansion.kinds == ONE_OF))
         categories = np.unique(expansion.source[expansion.kinds == ONE_OF])
-        # float64[inputs, categories], 1 where a column of zeros and ones is of the category.
+        # float64[inputs, categories], 1 if a column of zeros and ones belongs to the category.
         self.category: Tensor
         self.register_buffer("category", torch.tensor(expansion.source[:, None] == categories, dtype=torch.float64))
 

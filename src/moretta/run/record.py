@@ -1,7 +1,7 @@
-"""The record of a run, ``result.json``: a pure function of its settings and of what happened.
+"""The record of a run, ``result.json``: a pure function of its settings and of its events.
 
-Also the line of a round in ``history.jsonl``, the totals of a run's lines, and the values and the exception of
-callbacks.
+The module also makes the line of a round in ``history.jsonl``, the totals of a run's lines, and the values and the
+exception of callbacks.
 """
 
 import math
@@ -29,16 +29,27 @@ from moretta.secure_aggregation import agreement, statistics, unmasking
 
 @dataclass(frozen=True)
 class PlayedRun:
-    """The settings of a run, and what happened in all its sessions.
+    """The settings of a run, and the events of all its sessions.
 
-    `rounds`: their requested number. `silos`: their names. `parameters`: the model's number of parameters. `scheme`: of
-    the roles' secure sums. `has_test_rows`: whether the server has rows to score on. `doubts`: sentences on arguments
-    that run and may be mistakes (`moretta.run.inputs.doubts`).
-    `run`: its id. `history`: a line a round. `dropped`: silos that missed the release. `scores`: of the last models.
-    `has_scores_of_silos`: whether the silos' summed scores are known here. `best_round`: the round that the run
-    returned to, None without early stopping. `views`: the digest of the recorded views. `warnings`: of the roles.
-    `data`: what a requested look before training may show. `stopped`: whether a callback ended the run. `sums`: those
-    opened for the release.
+    Args:
+        spec: The settings.
+        rounds: Their requested number.
+        silos: Their names.
+        parameters: The model's number of parameters.
+        scheme: Of the roles' secure sums.
+        has_test_rows: Whether the server has rows to score on.
+        doubts: Sentences on possible mistakes in arguments (`moretta.run.inputs.doubts`).
+        run: Its id.
+        history: A line a round.
+        dropped: Silos that missed the release.
+        scores: Of the last models.
+        has_scores_of_silos: Whether the silos' summed scores are known here.
+        best_round: The round that the run returned to, None without early stopping.
+        views: The digest of the recorded views.
+        warnings: Of the roles.
+        data: The content that a requested look before training may show.
+        stopped: Whether a callback ended the run.
+        sums: Those opened for the release.
     """
 
     spec: Specification
@@ -64,7 +75,7 @@ class PlayedRun:
 
 
 def record_of(played: PlayedRun, versions: Mapping[str, str]) -> dict[str, Any]:
-    """Return the content of ``result.json``. versions: as of `versions`."""
+    """Return the content of ``result.json``. versions: as from `versions`."""
     history = played.history
     sums = all_sums(history, [sum_line(opened, "release") for opened in played.sums])
     record: dict[str, Any] = {
@@ -137,7 +148,7 @@ def facts_of(played: PlayedRun) -> dict[str, float | str]:
     return {**played.outcome.facts, **ring, **best, **({"edge_peak_mib": max(peaks)} if peaks else {})}
 
 
-MOST_MOVED = 0.1  # by fixed point, of the root mean square of all weights, without a warning
+MOST_MOVED = 0.1  # the largest move by fixed point without a warning, of the root mean square of all weights
 
 
 def ring_facts(
@@ -146,14 +157,14 @@ def ring_facts(
     """Return how far fixed point can have moved the weights: the sum over rounds of rate times gradient error.
 
     It assumes that steps do not drive two nearby models apart, which holds near a minimum and not everywhere. Adam
-    divides by the gradient's own size, so for it only the gradient's error is stated.
+    divides by the gradient's own size, so for Adam only the gradient's error is stated.
     """
     steps = [line["ring_step"] for line in history if "ring_step" in line]
     if not steps or not max(steps):
         return {}
     facts = {"ring_gradient_error": max(steps)}
     if protocol.optimizer == "sgd" and parameters:
-        at_silos, slowed = protocol.steps_at_silos, 1.0 - protocol.momentum  # a unit of gradient moves a weight by
+        at_silos, slowed = protocol.steps_at_silos, 1.0 - protocol.momentum  # how far a unit of gradient moves a weight
         rates = {line["round"]: 1.0 if at_silos else protocol.rate(line["round"], rounds) / slowed for line in history}
         moved = [rates[line["round"]] * line["ring_step"] for line in history if "ring_step" in line]
         facts["ring_weight_error"] = sum(moved)
@@ -165,7 +176,7 @@ def ring_facts(
     return facts
 
 
-MOST_DELTA, MOST_EPSILON = 1e-3, 50.0  # above which a bound is said to promise next to nothing
+MOST_DELTA, MOST_EPSILON = 1e-3, 50.0  # above these a warning states that a bound promises next to nothing
 
 
 def warnings_of(played: PlayedRun) -> list[str]:
@@ -240,7 +251,7 @@ def _warnings_of_scores(played: PlayedRun) -> Iterator[str]:
 
 PHASES = ("perturbation", "preparation", "local_forward", "local_backward", "aggregation", "update", "delivery")
 
-SCALED = "scaled_loss"  # in the place of "loss" where it is of targets brought to scale
+SCALED = "scaled_loss"  # replaces "loss" if targets are scaled
 
 Line = dict[str, Any]
 """The record of one round: a line of ``history.jsonl``."""
@@ -266,10 +277,14 @@ def line_of(
 ) -> Line:
     """Return the line of a finished round.
 
-    traffic: bytes as of `moretta.engines.delivery.Delivery.take_traffic`. phases: seconds by phase, none if noise hides
-    rows. peak_mib: the largest memory of a silo's own process, None without one. seconds: of the whole round.
+    Args:
+        end: The round.
+        traffic: Bytes, from `moretta.engines.delivery.Delivery.take_traffic`.
+        phases: Seconds by phase, none if noise hides rows.
+        peak_mib: The largest memory of a silo's own process, None without one.
+        seconds: Of the whole round.
     """
-    # Bytes went to, and partly came from, those too who then were missing.
+    # Missing silos count too, because bytes went to them, and some came from them.
     asked = set(end.cohort)
     for gone in end.dropped:
         asked |= {gone.silo} if gone.round == end.number else set()
@@ -289,7 +304,7 @@ def line_of(
 
 
 def sums_of(end: RoundEnd) -> list[dict[str, Any]]:
-    """Return the sums that a round opened; for one without a result, the silos that took part instead."""
+    """Return the sums that a round opened; if none gave its result, also the silos that took part."""
     lines, used = list[dict[str, Any]](), False
     for opened in end.sums:
         lines.append(sum_line(opened, "round"))
@@ -315,7 +330,7 @@ def all_sums(history: Sequence[Mapping[str, Any]], release: Sequence[Mapping[str
     Sums over the same silos that differ in their round alone are merged. release: those after the last round.
     """
     if not all("sums" in line for line in history):
-        return None  # an earlier version played these rounds
+        return None  # an earlier version ran these rounds
     rounds = dict[tuple[Any, ...], list[int]]()
     for entry in [*(entry for line in history for entry in line["sums"]), *release]:
         key = entry["of"], entry.get("take", 0), entry.get("group", ""), entry.get("used", True), tuple(entry["silos"])
@@ -329,7 +344,7 @@ def all_sums(history: Sequence[Mapping[str, Any]], release: Sequence[Mapping[str
 def bytes_of(traffic: Mapping[tuple[str, str], int], silos: int) -> dict[str, float]:
     """Return a round's bytes by purpose: up and down per silo, keys and set-up in all."""
     sums = {"up": 0.0, "down": 0.0, "secure_aggregation": 0.0, "set_up": 0.0}
-    for (way, tag), size in traffic.items():  # relayed additive shares are the upload itself: up and down
+    for (way, tag), size in traffic.items():  # relayed additive shares are the upload itself, up and down
         if way == "shares" or tag in KEY_TAGS | UNMASKING_TAGS:
             sums["secure_aggregation"] += size
         elif tag in SET_UP_TAGS:
@@ -354,7 +369,7 @@ def total_bytes(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def total_seconds(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the seconds of a run, in total and by phase, with silos' phases summed over silos.
 
-    Phases are left out if noise hides rows, because a silo's seconds show how many rows its secret lot had.
+    Phases are omitted if noise hides rows, because a silo's seconds reveal the size of its secret lot.
     """
     known = PHASES if any(line["seconds"] for line in history) else ()
     phases = {name: sum(line["seconds"].get(name, 0.0) for line in history) for name in known}
@@ -364,7 +379,7 @@ def total_seconds(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 TESTED = ("test_", "validation_")
 
 
-class StopTraining(Exception):  # no error: a callback raises it to end a run
+class StopTraining(Exception):  # not an error: a callback raises it to end a run
     """End the run after the current round: raise it in a callback of `moretta.Federation.train`.
 
     The run then ends as early stopping ends it: the model is released, scored and written, and a checkpoint is kept.

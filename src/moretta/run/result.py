@@ -1,4 +1,4 @@
-"""The result of a run, as a Python user is given it."""
+"""The result of a run for a Python user."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Result:
-    """Hold what a run produced.
+    """Hold the result of a run.
 
     Args:
         record: The content of ``result.json``.
         history: One mapping per round.
-        model: The true model, as the server holds it; None where silos train alone.
+        model: The true model that the server holds; None if silos train alone.
         released: The model that silos may receive.
-        models: Each silo's own model, by name; empty where all share one.
-        folder: The run folder; None where the run has none.
-        inputs: What inputs and outputs mean, the content of ``inputs.json``.
+        models: Each silo's own model, by name; empty if all share one.
+        folder: The run folder; None without one.
+        inputs: The meaning of inputs and outputs, the content of ``inputs.json``.
         played: The federation, its rounds and its seed. An audit needs their silos' rows and architecture.
 
-    All three kinds of model take rows as the silos hold them. Where inputs are standardised or values filled in, the
-    module that you passed is `model` of one that prepares rows first (`moretta.run.raw_rows.Prepared`).
+    All three kinds of model take rows in the silos' form. If inputs are standardised or values filled in, the module
+    that you passed is `model` of one that prepares rows first (`moretta.run.raw_rows.Prepared`).
     """
 
     record: Mapping[str, Any]
@@ -97,14 +97,14 @@ class Result:
 
     @property
     def test(self) -> Mapping[str, Any]:
-        """Return loss, accuracy or mse, and metrics on the test rows; `per_silo` where each silo has its own model."""
+        """Return loss, accuracy or mse, and metrics on the test rows; `per_silo` if each silo has its own model."""
         return {key: value for key, value in self.record["test"].items() if key != "per_silo" or self._is_by_model}
 
     @property
     def training(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the common model's scores on each silo's training rows, by silo; not its quality on new rows.
 
-        Empty where each silo has a model of its own, or its rows are on another machine.
+        Empty if each silo has its own model, or its rows are on another machine.
         """
         return {} if self._is_by_model else self.record["test"].get("per_silo", {})
 
@@ -148,9 +148,7 @@ class Result:
 
     @names_keywords()
     def predict_proba(self, x: Any, *, silo: str | None = None, true_model: bool = False) -> NDArray[np.float64]:
-        """Return each class's probability, float64[rows, classes], by the model that `raw_model` returns for these
-        arguments.
-        """
+        """Return each class's probability, float64[rows, classes], by the model of `raw_model` for these arguments."""
         return self.raw_model(silo=silo, true_model=true_model).predict_proba(x)
 
     @names_keywords()

@@ -1,6 +1,6 @@
-"""Trackers, which follow a run as it goes: TensorBoard, MLflow, or a function of your own.
+"""Trackers, which follow a run as it proceeds: TensorBoard, MLflow, or a function of your own.
 
-A tracker is a context manager for as long as the run lasts; its value is called with each line of the history. It
+A tracker is a context manager that lasts as long as the run; its value is called with each line of the history. It
 receives nothing of a silo beyond the history. It runs beside the server and at no site: `[run] trackers` is the
 server's own key. A failing tracker costs a warning, and not the run.
 """
@@ -28,8 +28,13 @@ log = logging.getLogger("moretta")
 class TrackedRun:
     """Describe a run that begins or continues.
 
-    id: the same in all sessions of a run. after: the number of rounds of earlier sessions. settings: of `[model]` and
-    `[protocol]`, such as "protocol.learning-rate", and the seed. folder: None if the run has none.
+    Args:
+        name: The run's.
+        id: The same in all sessions of a run.
+        rounds: Of the whole run.
+        after: The number of rounds of earlier sessions.
+        settings: Of `[model]` and `[protocol]`, such as "protocol.learning-rate", and the seed.
+        folder: None if the run has none.
     """
 
     name: str
@@ -42,24 +47,24 @@ class TrackedRun:
 
 Line = Mapping[str, Any]
 OnLine = Callable[[Line, Mapping[str, float]], object]
-"""Called after each round with its line of the history, and the numbers of that by plain names (`figures`)."""
+"""Called after each round with its line of the history, and the line's numbers by plain names (`figures`)."""
 
 Tracker = Callable[[TrackedRun], AbstractContextManager[OnLine]]
-"""Follows a run. Where the run fails, its error goes through the context manager."""
+"""Follows a run. If the run fails, its error passes through the context manager."""
 
 
 @contextmanager
 def following(trackers: Sequence[Tracker], run: TrackedRun, warnings: list[str]) -> Iterator[Callable[[Line], None]]:
-    """Yield a function that passes a line to all trackers of a run. warnings: gets a sentence for each that fails."""
+    """Yield a function that passes a line to all trackers of a run. warnings: receives a sentence for each failure."""
     left = dict[int, tuple[AbstractContextManager[OnLine], OnLine]]()
 
     @contextmanager
     def warned(number: int) -> Iterator[None]:
         try:
             yield
-        except (Exception, SystemExit) as error:  # whatever a tracker does, the run goes on
+        except (Exception, SystemExit) as error:  # the run continues, whatever a tracker raises
             left.pop(number, None)
-            # Not the error's text, which may hold an address with a password: a result keeps what it warns of.
+            # Not the error's text, which may hold an address with a password: the result keeps its warnings.
             why = str(error) if isinstance(error, ParameterError) else type(error).__name__
             name = getattr(trackers[number], "__name__", type(trackers[number]).__name__)
             warnings.append(f"the tracker {name} failed ({why}) and receives no more of the run")
@@ -107,7 +112,7 @@ def tensorboard(run: TrackedRun, folder: str | Path | None = None) -> Iterator[O
     if folder is None and run.folder is None:
         raise ParameterError("the run has no folder to write events into; give partial(tensorboard, folder=..)")
     place = Path(str(run.folder), "tensorboard") if folder is None else folder
-    with SummaryWriter(str(place), purge_step=run.after + 1) as writer:  # of rounds that are played again
+    with SummaryWriter(str(place), purge_step=run.after + 1) as writer:  # removes rounds that are repeated
 
         def tell(line: Line, figures: Mapping[str, float]) -> None:
             for name, value in figures.items():
@@ -119,7 +124,7 @@ def tensorboard(run: TrackedRun, folder: str | Path | None = None) -> Iterator[O
 @contextmanager
 def mlflow(run: TrackedRun, experiment: str = "moretta", uri: str | None = None) -> Iterator[OnLine]:
     """Log a run to MLflow, by default to MLFLOW_TRACKING_URI; a resumed run continues as the same one."""
-    for name, value in (("MAX_RETRIES", "2"), ("TIMEOUT", "10")):  # its own would hold a run up for many minutes
+    for name, value in (("MAX_RETRIES", "2"), ("TIMEOUT", "10")):  # the defaults would delay a run for many minutes
         os.environ.setdefault(f"MLFLOW_HTTP_REQUEST_{name}", value)
     from mlflow.entities import Metric
     from mlflow.tracking import MlflowClient
@@ -144,7 +149,7 @@ def mlflow(run: TrackedRun, experiment: str = "moretta", uri: str | None = None)
         client.set_terminated(made.info.run_id, status)
 
 
-IN_THE_BOX: Mapping[str, Tracker] = {"tensorboard": tensorboard, "mlflow": mlflow}  # by what they need
+IN_THE_BOX: Mapping[str, Tracker] = {"tensorboard": tensorboard, "mlflow": mlflow}  # by the package that they need
 
 
 def trackers_of(trackers: Sequence[Tracker | str], base: Path) -> list[Tracker]:

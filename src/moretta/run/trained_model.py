@@ -49,26 +49,25 @@ from moretta.run.raw_rows import Expanded, Prepared
 
 MADE = consent.MADE
 GRAPH = "graph.safetensors"
-HARMLESS = 1_000_000  # numbers of a model that anybody may ask for
+HARMLESS = 1_000_000  # the most numbers of a model that another's folder may request
 
 
 class TrainedModel(nn.Module):
-    """A network behind all that its run agreed on: what is filled in, scales, and the encoders of a table.
+    """A network behind its run's preparation: filling in, scales, and the encoders of a table.
 
-    As a module it takes a tensor of rows as the silos have them, nothing scaled or filled in, NaN where a value is
-    absent. It returns outputs, [rows, outputs], in the targets' own units; an impossible row has NaN. Of a table it
-    takes coded rows too (`read_table(..).coded`); where a sample has several arrays it takes them by keyword. It is in
-    eval mode.
+    As a module it takes a tensor of rows in the silos' form, nothing scaled or filled in, NaN for an absent value. It
+    returns outputs, [rows, outputs], in the targets' own units; an impossible row has NaN. For a table it takes coded
+    rows too (`read_table(..).coded`); several arrays a sample are passed by keyword. It is in eval mode.
 
-    `predict` and `predict_proba` take what a `Silo` takes, and of a table a frame or a mapping of its columns with
+    `predict` and `predict_proba` take the inputs of a `Silo`, and for a table a frame or a mapping of its columns with
     their words. `task`: "classification" or "regression". `classes`: their names, if known. `columns`: of the inputs.
-    Of masks, `mask` is their shape, such as [height, width].
+    `mask`: the shape of masks, such as [height, width].
 
     Args:
-        network: The model that was trained.
-        inputs: The content of inputs.json: what inputs and outputs mean.
-        run_file: Of its run, if it had one: how its files are written, and what files of images become.
-        where: What errors call inputs.json.
+        network: The trained model.
+        inputs: The content of inputs.json: the meaning of inputs and outputs.
+        run_file: Of its run, if any: the form of its files, and the preparation of images.
+        where: The name of inputs.json in errors.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class TrainedModel(nn.Module):
         pictures = run_file is not None and run_file.data.has_images(self.table)
         image = run_file.data.image.plain() if run_file is not None and pictures else inputs.get("image")
         self.image = None if image is None else ImageForm.of(image, self.shape)
-        if self.image is not None and self.image.channel_mean is not None:  # of the model's preparation from here on
+        if self.image is not None and self.image.channel_mean is not None:  # prepared in the model from here on
             self.preparation = self.preparation.behind(*self.image.scales(self.shape))
             self.image = replace(self.image, channel_mean=None, channel_deviation=None)
         self.tables = [] if run_file is None else _tables(run_file)
@@ -101,7 +100,7 @@ class TrainedModel(nn.Module):
 
     @property
     def network(self) -> nn.Module:
-        """The model that was trained."""
+        """The trained model."""
         return self.model.model
 
     @property
@@ -111,7 +110,7 @@ class TrainedModel(nn.Module):
 
     @property
     def expansion(self) -> Expansion | None:
-        """How coded rows of its table become inputs; None for arrays."""
+        """The function from a table's coded rows to inputs; None for arrays."""
         return None if self.table is None or not self.table.features else expansion_of(self.table)
 
     def forward(self, x: Tensor | None = None, **arrays: Tensor) -> Tensor:
@@ -122,7 +121,7 @@ class TrainedModel(nn.Module):
         for array in arrays.values() if x is None else [x]:
             if not isinstance(array, Tensor):
                 raise ParameterError(f"expected a tensor; got {kind_of(array)}: give it to predict or predict_proba")
-        if self.layout is not None or x is None:  # as silos pack them
+        if self.layout is not None or x is None:  # packed as at the silos
             x = torch.cat([array.flatten(1).float() for _, array in sorted(arrays.items())], dim=1)
         if self.expand is not None and self._is_coded(x.shape):
             x = self.expand(x.double())
@@ -133,12 +132,12 @@ class TrainedModel(nn.Module):
 
     @names_keywords()
     def predict(self, x: Any) -> NDArray[np.generic]:
-        """Return what is predicted of each row: the class's name, or its number where the run knew no names.
+        """Return each row's prediction: the class's name, or its number if the run knew no names.
 
-        Of a regression it is numbers, as the targets were, under cross-entropy probabilities. Of masks it is the number
-        of the class at each position, int64[rows, *mask]. `predict_proba(x).argmax(1)` has the classes' numbers. Each
-        row of numbers is computed by itself, as by `moretta predict`, so that no prediction depends on the others.
-        Raises `moretta.errors.ParameterError` for rows that are not as the run's.
+        For a regression it is numbers in the targets' units, under cross-entropy probabilities. For masks it is the
+        number of the class at each position, int64[rows, *mask]. `predict_proba(x).argmax(1)` has the classes' numbers.
+        Each row of numbers is computed alone, as by `moretta predict`, so that no prediction depends on other rows.
+        Raises `moretta.errors.ParameterError` for rows that differ from the run's in form.
         """
         outputs = self.outputs(self._rows(x), "x")
         if self.mask:
@@ -150,10 +149,7 @@ class TrainedModel(nn.Module):
 
     @names_keywords()
     def predict_proba(self, x: Any) -> NDArray[np.float64]:
-        """Return what each class's probability is, float64[rows, classes], or of masks [rows, *mask, classes].
-
-        Raises as `predict` does.
-        """
+        """Return each class's probability, float64[rows, classes] or [rows, *mask, classes]. Raises as `predict`."""
         if self.task != "classification" and not self.mask:
             raise ParameterError("predict_proba is for classes, and this model predicts numbers; use predict")
         outputs = self.at_positions(self.outputs(self._rows(x), "x"))
@@ -161,11 +157,16 @@ class TrainedModel(nn.Module):
 
     @names_keywords()
     def evaluate(self, x: Any, y: Any, groups: Any = None) -> dict[str, Any]:
-        """Return how good the model is on labelled rows: `moretta.run.metrics.judged`.
+        """Return the model's quality on labelled rows: `moretta.run.metrics.judged`.
 
-        x: as `predict` takes it. y: the classes' names or numbers, or numbers or masks as the targets were. groups:
-        whom each row is about, where several rows are about one. Raises as `predict` does, for targets that do not fit,
-        and for numbers that may be other classes' names.
+        Args:
+            x: As for `predict`.
+            y: The classes' names or numbers, or numbers or masks in the targets' form.
+            groups: The subject of each row, if several rows are about one.
+
+        Raises:
+            ParameterError: As `predict` does, for targets that do not fit, and for numbers that may be other classes'
+                names.
         """
         check_order({"x": x, "y": y, "groups": groups}, "evaluate")
         check_dense(y, "y", "y")
@@ -178,16 +179,16 @@ class TrainedModel(nn.Module):
         return judged(outputs, targets, self.task, self.loss, self.classes, whom, threshold=self.threshold)
 
     def class_numbers(self, y: NDArray[Any], where: str) -> NDArray[Any]:
-        """Return labels as the numbers of classes where they are names; others unchanged.
+        """Return labels as the numbers of classes if they are names; others unchanged.
 
-        where: begins the sentence of an error. Raises `moretta.errors.ParameterError` for words that name no class, and
-        for numbers that may be names, such as 1 where the first class is called "1".
+        where: the labels' name in errors. Raises `moretta.errors.ParameterError` for words that name no class, and for
+        numbers that may be names, such as 1 if the first class is called "1".
         """
         if not self.classes or self.task != "classification" or math.prod(y.shape[1:]) != 1:
             return y
         y = y.reshape(-1)
         if y.dtype.kind == "O" and not any(isinstance(label, str) for label in y):
-            y = np.array(y.tolist())  # of the labels' own kind
+            y = np.array(y.tolist())  # gives the labels' own kind
         if y.dtype.kind in "OU":
             places = {name: place for place, name in enumerate(self.classes)}
             numbers = np.array([places.get(str(word), -1) for word in y])
@@ -211,8 +212,8 @@ class TrainedModel(nn.Module):
     def outputs(self, x: Array, where: str) -> NDArray[np.floating[Any]]:
         """Return the outputs, [rows, outputs], of a silo's rows, which may be lazy.
 
-        where: begins the sentence of an error. Raises `moretta.errors.ParameterError` for rows of another shape,
-        infinite ones, NaN where a value is required, and rows that the network fails on.
+        where: the rows' name in errors. Raises `moretta.errors.ParameterError` for rows of another shape, infinite
+        values, NaN for a required value, and rows that the network fails on.
         """
         x = self._checked(x, where)
         if self.image is not None and not isinstance(x, LazyRows) and ((x < 0) | (x > 1)).any():
@@ -222,14 +223,14 @@ class TrainedModel(nn.Module):
         device = str(next(self.network.parameters()).device)
         try:
             inputs = inputs_of(x, self.preparation, self.dtype, device)
-            # A row of a table by itself: a product of matrices rounds by how many rows there are, and no prediction
-            # should depend on who else is in the file, not in its last digit either.
+            # A table's rows are computed one by one, because rounding depends on their number. No prediction may
+            # depend on the other rows of the file, even in its last digit.
             run = self.network.outputs if isinstance(self.network, ForeignGraph) else partial(outputs_of, self.network)
             outputs = run(inputs, 1) if x.ndim == 2 else run(inputs)
             return self.preparation.unscaled(np.asarray(outputs.cpu().numpy()))
         except MorettaError:
             raise
-        except Exception as error:  # whatever somebody's model does with rows that it cannot take
+        except Exception as error:  # a user's model may raise anything for rows that it refuses
             reason = str(error).strip().partition("\n")[0]
             raise ParameterError(
                 f"{where}: the model cannot take these rows of {x.dtype} ({reason}); save numbers as floats, and "
@@ -241,10 +242,7 @@ class TrainedModel(nn.Module):
         return outputs.reshape(len(outputs), *self.mask, -1)
 
     def fitting(self, y: Array, where: str) -> Array:
-        """Return masks as `moretta.data.rows.as_positions` does, for scoring.
-
-        Raises `moretta.errors.ParameterError` for other positions or classes than the run's.
-        """
+        """Return masks as `as_positions` does, for scoring. Raises ParameterError for other positions or classes."""
         masks, classes = as_positions(y, where), self.count // math.prod(self.mask)
         positions, highest = masks.shape[1], int(masks[..., 0].max(initial=0))
         if positions != math.prod(self.mask) or highest >= classes:
@@ -255,7 +253,7 @@ class TrainedModel(nn.Module):
         return masks
 
     def _checked(self, x: Array, where: str) -> Array:
-        """Return rows in the network's shape; samples are flat if columns were dealt out."""
+        """Return rows in the network's shape; samples are flat if columns were distributed."""
         if len(self.shape) == 1 and len(x) and x[0].size == self.shape[0]:
             x = x.reshape(len(x), -1)
         if x.shape[1:] != self.shape or not len(x):
@@ -272,7 +270,7 @@ class TrainedModel(nn.Module):
         return scaled(x) if self.image is not None and x.dtype == np.uint8 else x
 
     def _is_coded(self, shape: Sequence[int]) -> bool:
-        """Whether rows are a table's coded ones, not yet expanded."""
+        """Return whether rows are a table's coded ones, not yet expanded."""
         return self.expansion is not None and tuple(shape[1:]) == (len(self.expansion.features),) != self.shape
 
     def _rows(self, x: Any) -> Array:
@@ -295,12 +293,12 @@ class TrainedModel(nn.Module):
             x = python_rows.in_order(x, self.columns, "x", "the run")
         plain: Any = python_rows.samples(x, "x")
         rows = as_features(self.pixels(plain), "x")
-        if rows.dtype.kind == "i" and not self.integers:  # numbers that have no fraction, by chance
+        if rows.dtype.kind == "i" and not self.integers:  # floats that happen to have no fraction
             rows = rows.astype(np.float32)
         return self.expansion.apply(rows) if self.expansion is not None and self._is_coded(rows.shape) else rows
 
     def _wanted(self, names: Sequence[str]) -> Sequence[str]:
-        """Return the run's columns. Raises ParameterError if it had none by name, or one is missing."""
+        """Return the run's columns. Raises ParameterError if it had no names of columns, or one is missing."""
         if not self.columns:
             raise ParameterError("x: the run's rows had no names of columns; give an array with them in the same order")
         for name in self.columns:
@@ -311,7 +309,7 @@ class TrainedModel(nn.Module):
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """Which model of a run's folder, and whether its code may run. Fields: the arguments of `load`."""
+    """The choice of a model in a run's folder, and whether its code may run. Fields: the arguments of `load`."""
 
     true_model: bool = False
     silo: str | None = None
@@ -329,23 +327,23 @@ def load(
     model: str | None = None,
     allow_code: bool = False,
 ) -> TrainedModel:
-    """Load the model of a run's folder, or of one that `Result.save` wrote, for rows as the data holds them.
+    """Load the model of a run's folder, or of one that `Result.save` wrote, for rows in the data's own form.
 
     Without `allow_code` no code of the folder runs, and a graph runs in a confined process, on the CPU and without
     gradients. Nothing is ever unpickled.
 
     Args:
         folder: The folder.
-        silo: Whose model, where each silo has its own.
+        silo: The owner of the model, if each silo has its own.
         true_model: Choose the server's model instead of the released one.
-        model: What builds it, a built-in name or "module:function", where the folder does not name it.
+        model: The model's source, a built-in name or "module:function", if the folder does not name it.
         allow_code: Import the code that the folder names (`moretta.run.consent`), and run its graph in this process.
 
     Returns:
         TrainedModel: A module that also predicts and evaluates.
 
     Raises:
-        ParameterError: The folder holds no such model; one sentence says why.
+        ParameterError: The folder holds no such model; one sentence gives the reason.
     """
     folder = path_of(folder, "load: expected the path of a run folder")
     if model is not None and not isinstance(model, str):
@@ -370,7 +368,7 @@ def read(folder: Path, choice: ModelChoice = ModelChoice()) -> TrainedModel:  # 
 def _module(
     folder: Path, inputs: Mapping[str, Any], tensors: Tensors, run_file: RunFile | None, choice: ModelChoice
 ) -> nn.Module:
-    """Return the model with its weights, built by its run file, by the choice, or as its folder says."""
+    """Return the model with its weights, built by its run file, by the choice, or by the folder's record."""
     source, arguments, base = choice.model or "", dict[str, Any](), Path()
     if run_file is not None:
         source, arguments, base = run_file.model.source, dict(run_file.model.arguments), run_file.base
@@ -398,15 +396,15 @@ def _module(
         base=base,
         seed=run_file.run.seed if run_file else 0,
         layout=SampleLayout.load(inputs["arrays"]) if "arrays" in inputs else None,
-        agreed=OWN_CODE,  # `consent.check_model` has asked
+        agreed=OWN_CODE,  # `consent.check_model` has asked the user
         **arguments,
     )
-    if source in catalogue.BUILT_IN:  # arguments of somebody else's folder may ask for any memory
+    if source in catalogue.BUILT_IN:  # arguments of another's folder may request any memory
         most = max(HARMLESS, sum(array.size for array in tensors.values()))
         module = build_within(most, build, f"{folder}: what it says of its model does not fit the weights beside it")
     else:
         module = build()
-    if "output" in inputs or "mask" in inputs:  # what its run took of what the module returns
+    if "output" in inputs or "mask" in inputs:  # the part of the module's result that its run used
         module = gives_one_tensor(gives_all(module), str(inputs.get("output", "")), _mask(inputs))
     module = module.to(modules.DTYPES[inputs["dtype"]])
     modules.load(module, tensors)
@@ -443,7 +441,7 @@ def _tables(run_file: RunFile) -> list[Path]:
 
 
 def _run_file(folder: Path, choice: ModelChoice) -> RunFile | None:
-    """Return the run file of a folder; None for a run from Python, whose architecture is given."""
+    """Return the run file of a folder; None for a run from Python, whose architecture the caller passes."""
     if not (folder / "run.toml").exists():
         return None
     if choice.model is not None:
@@ -459,10 +457,7 @@ def weights(folder: Path, choice: ModelChoice) -> Tensors:
 
 
 def model_file(folder: Path, choice: ModelChoice) -> Path:
-    """Return the file of the released or the true model of a run, or of a silo's own.
-
-    Raises `moretta.errors.ParameterError` if the run has no such model but others.
-    """
+    """Return the file of a run's released or true model, or of a silo's own. Raises ParameterError if absent."""
     silo = choice.silo
     own = {path.stem: path for path in (folder / "models").glob("*.safetensors")}
     own |= {path.parent.name: path for path in (folder / "participants").glob("*/confined.safetensors")}
@@ -493,10 +488,17 @@ def save(
 ) -> None:
     """Write models into a folder that `load` and the shell's commands read.
 
-    models: tensors by the name of the file without its ending. inputs: the content of inputs.json. made: how the model
-    is built; if unknown, its graph is written (`moretta.models.graph`). row_dtype: of the model's rows.
-    Raises `moretta.errors.ParameterError`, and writes nothing, for a folder with another model, or a model with neither
-    importable code nor a graph.
+    Args:
+        folder: A new folder, or the run's own.
+        network: The architecture.
+        models: Tensors by the name of the file without its ending.
+        inputs: The content of inputs.json.
+        made: The construction of the model; if unknown, its graph is written (`moretta.models.graph`).
+        row_dtype: Of the model's rows.
+
+    Raises:
+        ParameterError: The folder has another model, or the model has neither importable code nor a graph. Nothing is
+            written then.
     """
     check_unused(folder, "; name another folder to save to")
     drawn = None if made.source else graph.written(network, inputs["shape"], row_dtype)

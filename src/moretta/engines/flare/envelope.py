@@ -207,16 +207,13 @@ def pack(header: Request | Reply, body: bytes = b"", sign: Sign | None = None) -
 
 
 def request_of(data: object, largest: int = LARGEST) -> tuple[Request, Envelope]:
-    """Return a server's request. Raises `moretta.errors.CodecError` for anything else.
-
-    largest: the most bytes of a body; a longer one is not copied, as in `reply_of`.
-    """
+    """Return a server's request. Raises CodecError for anything else. largest: the most bytes of a body."""
     envelope = _split(data, largest)
     return _read(_REQUEST, envelope.header, "request"), envelope
 
 
 def reply_of(data: object, largest: int = LARGEST) -> tuple[Reply, Envelope]:
-    """Return a site's reply. Raises `moretta.errors.CodecError` for anything else. largest: as in `request_of`."""
+    """Return a site's reply. Raises CodecError for anything else. largest: the most bytes of a body."""
     envelope = _split(data, largest)
     return _read(_REPLY, envelope.header, "reply"), envelope
 

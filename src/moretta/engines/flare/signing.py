@@ -106,16 +106,9 @@ class ServerSession:
     ) -> tuple[wire.Reply, Bytes]:
         """Return a process's reply under a serial, with its body opened, in a mapped file if it is large.
 
-        Args:
-            data: The envelope.
-            process_id: Of the process that was asked.
-            serial: Of the request.
-            key: Of the silo's identity; None without a roster, and then nothing proves the sender.
-            largest: The most bytes of the body.
-
-        Raises:
-            CodecError: The bytes are not a reply, or a longer one.
-            PeerError: The reply is unsigned.
+        key: of the silo's identity; None without a roster, and then nothing proves the sender. largest: the most bytes
+        of the body. Raises `moretta.errors.CodecError` for other or longer bytes, and `moretta.errors.PeerError` for an
+        unsigned reply.
         """
         sealed = largest + TAG * max(1, -(-largest // PIECE))
         reply, envelope = wire.reply_of(data, sealed)
@@ -159,11 +152,8 @@ def _unsigned(reply: wire.Reply, listed: str) -> str:
 class Trust:
     """The keys that a site trusts.
 
-    Args:
-        name: The silo's in the run; its name in the engine may differ.
-        keys: The server's, one or two.
-        identity: The silo's own, if any.
-        folder: Holds a folder for each of its runs.
+    name: the silo's in the run; its name in the engine may differ. keys: the server's, one or two. identity: the silo's
+    own, if any. folder: holds a folder for each of its runs.
     """
 
     name: str
@@ -237,10 +227,7 @@ class Gate:
         self._left = set[str]()  # the keys of replaced sessions
 
     def take(self, request: wire.Signed, envelope: wire.Envelope) -> SiteSession:
-        """Return the session of an envelope.
-
-        Raises `moretta.errors.PeerError`, with the reason, for a rejected one, which changes nothing; and as `load`.
-        """
+        """Return an envelope's session. Raises PeerError for a rejected one, which changes nothing; and as `load`."""
         name = self._loaded().name
         if name not in request.processes:
             raise PeerError(

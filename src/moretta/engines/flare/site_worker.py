@@ -101,10 +101,7 @@ class SiteWorker:
         self._thread.start()
 
     def answer(self, data: object, limit: int | None = None) -> bytes:
-        """Return the reply to a request. Raises nothing, whatever the bytes.
-
-        limit: the most bytes of the reply's body; a longer one is polled by a stream.
-        """
+        """Return the reply to any bytes, without raising. limit: the most bytes of its body; a longer one is polled."""
         try:
             request, envelope = wire.request_of(data, LARGEST if self._silo is None else self._silo.largest)
         except CodecError as error:

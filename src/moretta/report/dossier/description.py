@@ -1,4 +1,4 @@
-"""The description of a run by its folder: who took part, with what data, what was done, and how well it works."""
+"""The description of a run by its folder: the participants, the data, the training, and the quality of the model."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from moretta.report.dossier.evidence import FILES, Evidence
 from moretta.report.statements import missed, reached
 from moretta.report.table import human_bytes
 
-MOST_NAMES = 30  # silos or inputs that are listed by their names
+MOST_NAMES = 30  # the most silos or inputs that are listed by name
 
 
 def _of_run(evidence: Evidence, *keys: str) -> str:
-    """Return the source of a setting: in the record, or in the run file of an unfinished run."""
+    """Return the source of a setting: the record, or the run file of an unfinished run."""
     return of_result("settings", *keys) if evidence.record else of_planned(*keys)
 
 
@@ -25,7 +25,7 @@ def _of_run(evidence: Evidence, *keys: str) -> str:
 
 
 def parties(evidence: Evidence) -> Iterator[Sentence]:
-    """Yield who took part."""
+    """Yield the participants."""
     record = evidence.record
     if record is None:
         silos = evidence.run_file.get("data", {}).get("silos")
@@ -47,7 +47,7 @@ def parties(evidence: Evidence) -> Iterator[Sentence]:
 
 
 def name(evidence: Evidence) -> Iterator[Sentence]:
-    """Yield what the run is called."""
+    """Yield the name of the run."""
     source = of_result("name") if evidence.record else of_planned("run")
     yield sentence(f"The run is called {evidence.name}", source)
     if evidence.record and evidence.record.run:
@@ -85,7 +85,7 @@ def sheet(evidence: Evidence) -> Iterator[Sentence]:
 
 
 def impacts(evidence: Evidence) -> Iterator[Sentence]:
-    """Yield where the dossier states impacts by design."""
+    """Yield the places where the dossier states impacts by design."""
     yield sentence(
         "Section 2.2.a states what each role learns by design, and section 4.1.c the results of attacks",
         "clause:template-3.1",
@@ -127,7 +127,7 @@ _KINDS = {
 
 
 def data(evidence: Evidence) -> Iterator[Sentence]:
-    """Yield what the rows are like, by the schema where there is one."""
+    """Yield the properties of the rows, by the schema if there is one."""
     if evidence.columns:
         yield sentence(
             f"The rows are of tables with {len(evidence.columns)} columns, which the schema describes",
@@ -152,7 +152,7 @@ def _column(name: str, column: Mapping[str, Any]) -> str:
 
 
 def _arrays(evidence: Evidence) -> Iterator[Sentence]:
-    """Yield what is known of inputs without a schema."""
+    """Yield the known properties of inputs without a schema."""
     source = _of_run(evidence, "data")
     yield sentence("No schema says what the columns mean, so people must describe the categories of data", source)
     inputs = evidence.inputs or {}
@@ -168,7 +168,7 @@ def _arrays(evidence: Evidence) -> Iterator[Sentence]:
 
 
 def scope(evidence: Evidence) -> Iterator[Sentence]:
-    """Yield what was trained for how long, and who missed rounds."""
+    """Yield the model, the number of rounds, and the silos that missed rounds."""
     record = evidence.record
     if record is None:
         yield sentence(f"The run file asks for the protocol {evidence.label}", of_planned("protocol", "name"))
@@ -185,7 +185,7 @@ def scope(evidence: Evidence) -> Iterator[Sentence]:
 
 
 def functions(evidence: Evidence) -> Iterator[Sentence]:
-    """Yield what silos and server did, and how much they sent."""
+    """Yield the work of silos and server, and the amount of data that they sent."""
     record, entry = evidence.record, evidence.entry
     if record is None:
         return
@@ -225,7 +225,7 @@ def functions(evidence: Evidence) -> Iterator[Sentence]:
 
 
 def means(evidence: Evidence) -> Iterator[Sentence]:
-    """Yield the software, and what the run folder keeps."""
+    """Yield the software, and the content of the run folder."""
     record = evidence.record
     if record is not None:
         for name, version in record.versions.items():
@@ -263,7 +263,7 @@ def security(evidence: Evidence) -> Iterator[Sentence]:
 
 
 def works(evidence: Evidence) -> Iterator[Sentence]:
-    """Yield how well the model predicts, as far as that is evidence of necessity."""
+    """Yield the quality of the model's predictions, as evidence of necessity."""
     record = evidence.record
     if record is not None:
         text = reached(record) if record.test.available else "No test rows say how well the model predicts"
@@ -271,19 +271,19 @@ def works(evidence: Evidence) -> Iterator[Sentence]:
 
 
 MEASURES = ("not given", "obfuscated", "bounded")
-"""The kinds of claims that are measures by design; other claims are about a role's receipts."""
+"""The kinds of claims that are measures by design; other claims concern what a role received."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """A claim that holds of the run. place: its number among those of the protocol."""
+    """A claim that holds for the run. place: its number among those of the protocol."""
 
     claim: Claim
     place: int
     protocol: str
 
     def statements(self, run: Record) -> list[Sentence]:
-        """Return its sentence on this run, and its assumptions."""
+        """Return the claim's sentence on this run, and its assumptions."""
         source = f"claim:{self.protocol}:{self.place}"
         text = self.claim.sentence(run).replace("`", "")
         text += f" This assumes: {self.claim.assumes}" * bool(self.claim.assumes)
@@ -291,7 +291,7 @@ class Held:
 
 
 def held(evidence: Evidence) -> Sequence[Held]:
-    """Return the claims that hold of a finished run; where one claim stands alone for its role, only that one."""
+    """Return the claims that hold for a finished run; if one claim stands alone for its role, only that one."""
     if evidence.record is None:
         return ()
     run, every = evidence.record.content, enumerate(claims_of(evidence.protocol))
@@ -303,7 +303,7 @@ def held(evidence: Evidence) -> Sequence[Held]:
 
 
 def received(evidence: Evidence) -> Iterator[Sentence]:
-    """Yield what each role received, in words, and how much of it was recorded."""
+    """Yield what each role received, and how much of it was recorded."""
     if evidence.record is None:
         yield sentence(
             "What each role received is not stated, because the run has not finished; its record is written at the end",
@@ -333,7 +333,7 @@ def _recorded(evidence: Evidence, role: str) -> list[Sentence]:
 
 
 def measures(evidence: Evidence) -> Iterator[Sentence]:
-    """Yield what the protocol keeps from whom by design."""
+    """Yield the data that the protocol hides by design, and from whom."""
     run = evidence.record.content if evidence.record else {}
     for role in ROLES:
         for claim in held(evidence):
@@ -378,7 +378,7 @@ PERSONAL: Mapping[About, tuple[str, tuple[str, ...]]] = {
         ("gdpr-4-1",),
     ),
 }
-"""By the subject of a claim: whether it is personal data and why, and the clauses that decide it."""
+"""By the subject of a claim: whether it is personal data, why, and the clauses that decide it."""
 
 
 def personal(evidence: Evidence) -> Iterator[Sentence]:

@@ -55,7 +55,7 @@ class Sentence(_Part):
 
 
 class Chapter(_Part):
-    """One section of a dossier. number: as the EDPB's template has it. clauses: that it follows."""
+    """One section of a dossier. number: of the EDPB's template. clauses: those that it follows."""
 
     number: str
     title: str
@@ -84,12 +84,12 @@ class _Told(_Part):
 
 
 def sentence(text: str, *sources: str, group: str = "", name: str = "") -> Sentence:
-    """Return one sentence that the run folder or a clause states, begun large and ended with a full stop."""
+    """Return a sentence that the run folder or a clause states, with a capital letter and a full stop."""
     return Sentence(text=_ended(text), sources=sources, group=group, name=name)
 
 
 def sentences(text: str, *sources: str, origin: Origin = "stated", group: str = "", by: str = "") -> list[Sentence]:
-    """Return the sentences of someone else's text, each with these sources."""
+    """Return the sentences of another author's text, each with these sources."""
     parts = [_ended(part) for part in _END.split(text.strip()) if part]
     return [Sentence(text=part, sources=sources, origin=origin, group=group, by=by) for part in parts]
 
@@ -141,7 +141,7 @@ def digest(document: dict[str, Any]) -> str:
 
 
 def dumps(document: dict[str, Any]) -> bytes:
-    """Return the JSON as its file has it."""
+    """Return the JSON as the bytes of its file."""
     return (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "replace")
 
 
@@ -164,7 +164,7 @@ def loads(data: bytes, where: str) -> dict[str, Any]:
 
 
 def _as_json(section: Chapter) -> dict[str, Any]:
-    """Return a section as the JSON has it: each sentence with its id, without empty fields."""
+    """Return a section as JSON content: each sentence with its id, without empty fields."""
     chapter = section.model_dump(mode="json")
     for place, line in enumerate(chapter["sentences"], start=1):
         line["id"] = f"{section.number}-{place}"
@@ -176,5 +176,5 @@ def _as_json(section: Chapter) -> dict[str, Any]:
 
 def _ended(text: str) -> str:
     text = text.strip()
-    begun = text if "." in text.split()[0] else text[0].upper() + text[1:]  # the name of a file stays as it is
+    begun = text if "." in text.split()[0] else text[0].upper() + text[1:]  # a file's name stays unchanged
     return begun + ("" if text[-1] in ".!?" else ".")

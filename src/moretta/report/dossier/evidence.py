@@ -1,4 +1,4 @@
-"""The content of a run folder, read once: its record, its run file, the meaning of inputs, views, people's answers."""
+"""The evidence of a run folder, read once: its record, run file, meaning of inputs, views, and people's answers."""
 
 import hashlib
 import tomllib
@@ -23,7 +23,7 @@ from moretta.secure_aggregation.identity import Roster
 
 @dataclass(frozen=True)
 class Receipts:
-    """A role's receipts in the recorded rounds."""
+    """A role's received data in the recorded rounds."""
 
     messages: int
     bytes: int
@@ -69,7 +69,7 @@ class Evidence:
 
     @property
     def label(self) -> str:
-        """The protocol as the field writes it."""
+        """The protocol's name in the field."""
         return self.entry.label if self.entry else self.protocol
 
     @property
@@ -118,7 +118,7 @@ def _rounds(file: Path) -> int:
 
 
 def _heard(folder: Path, record: RunRecord) -> Mapping[str, Receipts]:
-    """Count roles' receipts in unchanged views; return an empty mapping where views have been removed."""
+    """Count roles' received data in unchanged views; return an empty mapping if views have been removed."""
     if not (folder / views.INDEX).exists():
         return {}
     seen = views.Views.open(folder, record.run, record.views)
@@ -178,7 +178,7 @@ def _of_roster(evidence: Evidence) -> Iterator[Sentence]:
     base = str(evidence.run_file.get("run", {}).get("base", ""))
     path = evidence.folder.absolute() / base / named
     try:
-        if not path.is_file():  # reading a pipe would never end
+        if not path.is_file():  # reading a pipe may never end
             raise ParameterError(f"{path}: expected a roster, which is a file")
         digest = Roster.load(path).digest
     except ParameterError:

@@ -1,4 +1,4 @@
-"""The two files of a dossier: the JSON, and the page, in which each sentence is one of the JSON by its id.
+"""The two files of a dossier: the JSON, and the page, whose sentences refer to the JSON's by their ids.
 
 Sections have the numbers of the EDPB's template.
 """
@@ -43,7 +43,7 @@ Says = Callable[[Evidence], Iterable[Sentence]]
 
 
 def brief(evidence: Evidence) -> Iterator[Sentence]:
-    """Yield the sentences that a reader in a hurry needs."""
+    """Yield the sentences for a reader in a hurry."""
     record = evidence.record
     if record is not None:
         if record.insecure_secret_seed:
@@ -143,12 +143,12 @@ SECTIONS: Sequence[tuple[str, str, str, *tuple[Says, ...]]] = (
     ("A", "Digests", "", hashes),
     ("B", "Clauses", "", _clause_texts),
 )
-"""Number, title, clauses besides the template's, and the functions that fill the section. 0, A and B are ours."""
+"""Number, title, clauses besides the template's, and the functions that write the section. 0, A and B are ours."""
 
 
 @dataclass(frozen=True)
 class Files:
-    """The paths of a dossier: the JSON, its page, and the signatures below both."""
+    """The paths of a dossier: the JSON, its page, and the signatures on both."""
 
     data: Path
     page: Path
@@ -163,13 +163,13 @@ class Files:
 
 @dataclass(frozen=True)
 class Written:
-    """A dossier that was written. content: that of its JSON."""
+    """A written dossier. content: that of its JSON."""
 
     files: Files
     content: dict[str, Any]
 
     def count(self, origin: str = "") -> int:
-        """Return how many sentences there are, or how many of one origin."""
+        """Return the number of sentences, or of those with one origin."""
         every = [sentence for section in self.content["sections"] for sentence in section["sentences"]]
         return sum(not origin or sentence["origin"] == origin for sentence in every)
 
@@ -192,10 +192,7 @@ def write_dossier(folder: Path, out: Path | None = None, answers: Path | None = 
 
 
 def render(document: dict[str, Any]) -> bytes:
-    """Return the page of a JSON's content; the same content gives the same bytes.
-
-    Raises `moretta.errors.MissingExtra` without Jinja2.
-    """
+    """Return the page of a JSON's content, always in the same bytes. Raises MissingExtra without Jinja2."""
     groups = [
         groupby(section["sentences"], lambda sentence: str(sentence.get("group", "")))
         for section in document["sections"]
@@ -209,7 +206,7 @@ def render(document: dict[str, Any]) -> bytes:
 
 
 def _check_place(files: Files, data: bytes, page: bytes) -> None:
-    """Refuse to overwrite any file but a dossier, and a signed dossier by another."""
+    """Refuse to overwrite any file but a dossier, and a signed dossier with another."""
     if files.data.exists() and files.data.stat().st_size:
         loads(read_file(files.data.parent, files.data.name), f"{files.data} exists already")
     if not files.signatures.exists():
@@ -222,14 +219,14 @@ def _check_place(files: Files, data: bytes, page: bytes) -> None:
 
 
 FORMAT = 1
-MOST = 10_000  # signatures, more than any cohort has
+MOST = 10_000  # signatures, more than any cohort needs
 
 
 @dataclass(frozen=True)
 class Checked:
-    """The result of signatures. signers: who signed, by the roster's names; missing: who of the roster did not.
+    """The result of signatures. signers: by the roster's names; missing: those of the roster who did not sign.
 
-    unknown: fingerprints of keys that the roster does not list; broken: of those whose signature does not fit.
+    unknown: fingerprints of keys that the roster does not list; broken: of those whose signature is wrong.
     """
 
     signers: Sequence[str]
@@ -239,7 +236,7 @@ class Checked:
 
     @property
     def fault(self) -> str:
-        """The fault, as the end of a sentence; empty where there are signatures and all fit."""
+        """The fault, as the end of a sentence; empty if there are signatures and all are right."""
         if self.broken:
             return f"it differs from the dossier that {', '.join(self.broken)} signed: a file was changed since"
         if self.unknown:
@@ -250,8 +247,8 @@ class Checked:
 def sign(path: Path, identity: Identity) -> Files:
     """Sign a dossier, and return its paths. A second signature of the same identity replaces the first one.
 
-    Raises `moretta.errors.ParameterError` where the JSON or its page has changed since it was written, or where others
-    signed another dossier under this name.
+    Raises `moretta.errors.ParameterError` if the JSON or its page has changed since it was written, or if others signed
+    another dossier under this name.
     """
     files = Files.at(path)
     document, data, page = _read(files)
@@ -273,9 +270,9 @@ def sign(path: Path, identity: Identity) -> Files:
 
 
 def check(path: Path, roster: Roster) -> Checked:
-    """Check the signatures below a dossier against a roster, whose server may have signed too.
+    """Check the signatures on a dossier against a roster, whose server may have signed too.
 
-    Raises `moretta.errors.ParameterError` for files that cannot be read, or a JSON that has changed.
+    Raises `moretta.errors.ParameterError` for unreadable files, or a changed JSON.
     """
     files = Files.at(path)
     document, data, page = _read(files)

@@ -121,7 +121,7 @@ DOCUMENTS: Mapping[str, str] = {
     NIST: "NIST Special Publication 800-226, Guidelines for Evaluating Differential Privacy Guarantees, March 2025",
     SECURITY: "Moretta’s SECURITY.md",
 }
-"""The documents by their short names."""
+"""The documents, by their short names."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ CLAUSES: Mapping[str, Clause] = {
     ),
     "nist-2-4": Clause(NIST, "section 2.4", "the unit of privacy says exactly what a guarantee protects"),
 }
-"""The clauses by their names in sources; those of the template are added below."""
+"""The clauses, by their names in sources; those of the template are added below."""
 
 _SECTIONS = {
     "0.1": "the controllers, their tasks and contacts",

@@ -109,7 +109,7 @@ STATED = {
     "theorem": "Epsilon follows from a theorem: {}",
     "epsilon_leaves_out": "Epsilon does not count {}",
 }
-"""The statements that NIST SP 800-226 asks for beside epsilon, by the facts that have them."""
+"""The statements that NIST SP 800-226 requires beside epsilon, by the facts that have them."""
 
 
 def epsilon(evidence: Evidence) -> Iterator[Sentence]:
@@ -222,7 +222,7 @@ def remaining(evidence: Evidence) -> Iterator[Sentence]:
 
 
 def _untested(evidence: Evidence) -> Iterator[Sentence]:
-    """Yield by role how many claims no attack of the run's audit tested."""
+    """Yield, by role, the number of claims that no attack of the run's audit tested."""
     audit = evidence.record.audit if evidence.record else None
     played = {attack.attack for attack in audit.attacks} if audit else set()
     for role, name in ROLES.items():
