@@ -341,8 +341,8 @@ def time_all(chosen: Sequence[Row], out: Path, data: Path | None) -> None:
 
 
 def plan(chosen: Sequence[Row], out: Path) -> str:
-    """Return a table of the rows: cells, cells done (quick ones apart), core-hours played and left, the command."""
-    lines = ["| row | cells | done | core-hours played | left | command |", "|---|---|---|---|---|---|"]
+    """Return a table of the rows: cells, cells done (quick ones apart), core-hours used and left, the command."""
+    lines = ["| row | cells | done | core-hours used | left | command |", "|---|---|---|---|---|---|"]
     for row in chosen:
         cells, done, spent, left = row.counted(out)
         unknown, played = left.count(None), f"{spent / 3600:.2f}" if spent else ""

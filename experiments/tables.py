@@ -52,8 +52,8 @@ PAGES = ("reproduction.md", *REPRODUCED, *PROTOCOLS, "cgd-leaks.md", "models-mea
 TABLES: dict[str, Table] = pbpfl.TABLES | cgd.TABLES | baffle.TABLES | paired.TABLES | models.TABLES
 PLAN = "plan"
 DIGESTS = "records.sha256"
-MARK, ONE_PLAY = " †", " (one play)"
-UNPLAYED, FAILED = "not played", "failed"
+MARK, ONE_PLAY = " †", " (one run)"
+UNPLAYED, FAILED = "not run", "failed"
 
 REFERENCE = re.compile(r"([a-z][\w-]*)\[([^\[\]{}]+)\]")
 BLOCK = re.compile(r"^( *)<!-- table (\S+) -->\n.*?<!-- end of \2 -->", re.DOTALL | re.MULTILINE)
@@ -70,7 +70,7 @@ NOT_SENTENCES = re.compile(r"`[^`]*`|\]\([^)]*\)|^ *\|.*$|^    .*$|<!--(?:.|\n)*
 
 
 def evaluated(text: str, records: Records) -> float | None:
-    """Return what an expression of references comes to, None where one of them was not played."""
+    """Return what an expression of references comes to, None where one of them was not run."""
     values = {match[0]: records.value(match[1], match[2]) for match in REFERENCE.finditer(text)}
     if None in values.values():
         return None
@@ -85,7 +85,7 @@ def evaluated(text: str, records: Records) -> float | None:
 def cells(row: str, records: Records, mark: str = "") -> str:
     """Return a declared row with the figures of records in the place of braces.
 
-    mark: what stands behind a figure of one play.
+    mark: what stands behind a figure of one run.
     """
 
     def figure(match: re.Match[str]) -> str:
@@ -113,7 +113,7 @@ def formatted(value: float, form: str) -> str:
 
 
 def table(name: str, records: Records) -> str:
-    """Return a table with the line below it: its records, what differs in them, what is not played."""
+    """Return a table with the line below it: its records, what differs in them, what was not run."""
     if name == PLAN:
         return play.plan(play.rows(), Path(os.devnull))  # of what is kept here
     declared = TABLES[name]
@@ -121,7 +121,7 @@ def table(name: str, records: Records) -> str:
     mark, head = MARK * (1 in counts and len(counts) > 1), declared.head
     if counts == {1}:
         first, bar, rest = head.partition("|")
-        head = f"{first.strip()}{', ' if first.strip() else ''}one play each {bar}{rest}"
+        head = f"{first.strip()}{', ' if first.strip() else ''}one run each {bar}{rest}"
     lines = [f"| {head} |".replace("|  |", "| |"), "|" + "---|" * columns]
     lines += [re.sub(r"\|(  )(?=\|)", "| ", f"| {cells(row, records, mark)} |") for row in declared.rows]
     for line in lines:
@@ -130,14 +130,14 @@ def table(name: str, records: Records) -> str:
     said = source(declared, records)
     if any(MARK in line for line in lines):
         said = textwrap.fill(
-            f"{MARK.strip()} one play. {' '.join(said.split())}", 118, break_long_words=False, break_on_hyphens=False
+            f"{MARK.strip()} one run. {' '.join(said.split())}", 118, break_long_words=False, break_on_hyphens=False
         )
     return "\n".join([*lines, "", said])
 
 
 def source(declared: Table, records: Records) -> str:
-    """Return where a table's figures are from, what stands in brackets, and the commands of what is not played."""
-    used: dict[str, bool] = {}  # by record, whether all places are played
+    """Return where a table's figures are from, what stands in brackets, and the commands of what was not run."""
+    used: dict[str, bool] = {}  # by record, whether all places were run
     for name, place in REFERENCE.findall(" ".join(declared.rows)):
         used[name] = used.get(name, True) and records.value(name, place) is not None
     said = [f"In brackets: {declared.paper.rstrip('.')}."] if declared.paper else []

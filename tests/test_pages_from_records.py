@@ -177,10 +177,9 @@ def test_fewer_seeds_than_the_command_has_are_told(copies: Path) -> None:
 def test_a_cell_that_is_not_there_yet_stands_with_its_command(copies: Path) -> None:
     (copies / "experiments" / "baffle" / "results" / f"{OWN}.json").unlink()
     found = tables.table("baffle-own", Records(copies / "experiments"))
-    assert "| own, K = 40 | not played |" in found
-    assert (
-        "Not played ([hours](reproduction.md#the-plan)): `moretta reproduce baffle-own --data DIR`."
-        in found.replace("\n", " ")
+    assert "| own, K = 40 | not run |" in found
+    assert "Not run ([hours](reproduction.md#the-plan)): `moretta reproduce baffle-own --data DIR`." in found.replace(
+        "\n", " "
     )
 
 
@@ -246,7 +245,7 @@ def test_differences_are_paired_over_seeds_with_their_interval() -> None:
 def test_a_table_says_which_figures_are_of_one_play() -> None:
     records = Records()
     assert "| MNIST, accuracy, per cent | paper |" in tables.table("baffle-1-mnist", records)
-    assert "| w/o EMA | 85.06 | not played | 90.82 † |" in tables.table("baffle-1-mnist", records)
-    assert "† one play." in tables.table("baffle-1-mnist", records)
-    assert "| accuracy, per cent, one play each | MNIST | CIFAR-10 |" in tables.table("baffle-1-quick", records)
-    assert "one play" not in tables.table("baffle-forms", records)
+    assert "| w/o EMA | 85.06 | not run | 90.82 † |" in tables.table("baffle-1-mnist", records)
+    assert "† one run." in tables.table("baffle-1-mnist", records)
+    assert "| accuracy, per cent, one run each | MNIST | CIFAR-10 |" in tables.table("baffle-1-quick", records)
+    assert "one run" not in tables.table("baffle-forms", records)

@@ -125,7 +125,7 @@ def test_what_a_setting_takes_from_an_audit_is_said_before_training(tmp_path, ch
     federation = federation_of(run_files.load(tmp_path / "run.toml"), None)
     said = missing_in_audit(federation)
     assert said == [
-        f"{key} takes {len(names)} attack{'s' * (len(names) > 1)} from an audit: {enumerated(names)}."
+        f"{key} prevents {len(names)} attack{'s' * (len(names) > 1)} of an audit: {enumerated(names)}."
         for key, names in taken.items()
     ]
     (tmp_path / "run.toml").write_text(run_file_of({**changed, "run": {"record_views": False}}))

@@ -70,7 +70,7 @@ def test_it_shows_a_run_as_it_goes_is_resumed_fails_and_ends(page, run, server):
     assert page.ask("document.title").startswith("20/40 Running: wards")
     assert "About 20 min" in text(page, "figures").title().replace("Min", "min")
     assert "Epsilon spent\n1" in text(page, "figures")
-    assert "Rounds played again\n2" in text(page, "figures")
+    assert "Rounds repeated\n2" in text(page, "figures")
     assert [
         one.split(" by ")[0] for one in page.ask("[...document.querySelectorAll('h3')].map((one) => one.innerText)")
     ] == [

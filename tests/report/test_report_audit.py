@@ -68,7 +68,7 @@ def test_what_is_no_evidence_is_said_to_be_none(make_run, tmp_path):
         assert "no evidence" in words
         assert "0 to 1, no evidence" in words
         assert "0.5 is guessing, 0.8 always naming the most frequent value, 1 perfect" in words
-        assert "class-weights takes 2 attacks from an audit: silo-property and labels-from-head." in words
+        assert "class-weights prevents 2 attacks of an audit: silo-property and labels-from-head." in words
         assert "> failed<" not in words
     assert "the one attempt to find out who is in the data gave no evidence" in verdicts([record])[0].sentences[2]
     assert leak(record.audit, ["silo"]).summary == "no attack succeeded, of 1; not shown safe"

@@ -111,7 +111,7 @@ def interval(attack: Attacked) -> str:
 def switched_off(attacks_by_key: Mapping[str, Sequence[str]]) -> list[str]:
     """Return a sentence for each setting that prevents attacks of an audit. attacks_by_key: their names, by key."""
     return [
-        f"{key} takes {len(names)} {'attack' if len(names) == 1 else 'attacks'} from an audit: {enumerated(names)}."
+        f"{key} prevents {len(names)} {'attack' if len(names) == 1 else 'attacks'} of an audit: {enumerated(names)}."
         for key, names in attacks_by_key.items()
     ]
 

@@ -218,7 +218,7 @@ function drawFigures(number, planned) {
   else if (spent !== undefined) shown.push(["Epsilon spent", figure(spent)]);
   if (result.facts?.delta !== undefined) shown.push(["Delta", figure(result.facts.delta)]);
   const repeated = rounds.filter((one) => one.attempt > 0).length;
-  if (repeated) shown.push(["Rounds played again", figure(repeated)]);
+  if (repeated) shown.push(["Rounds repeated", figure(repeated)]);
   at("figures").replaceChildren(...shown.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
 }
 
@@ -254,7 +254,7 @@ function drawWarnings() {
   }
   const open = at("logged").querySelector("details")?.open ?? all <= 5, focused = at("logged").contains(document.activeElement);
   const inside = make("details", open ? { open: "" } : {},
-    make("summary", {}, `Of the log: ${figure(all)}${all > lines.length ? `, of which the last ${lines.length}` : ""}, the last first`),
+    make("summary", {}, `From the log: ${figure(all)}${all > lines.length ? `, of which the last ${lines.length} are shown` : ""}, the last first`),
     make("ul", {}, ...lines.map((one) => make("li", {}, `${one.at.replace(/,\d+$/, "")} ${one.level === "WARNING" ? "" : `${one.level} `}${one.text}`))));
   at("logged").replaceChildren(inside);
   if (focused) inside.querySelector("summary").focus();
@@ -273,7 +273,7 @@ function drawCosts() {
     all.map(([name, value]) => [PHASES[name] || named(name), value.toFixed(value < 10 ? 2 : 1), share(value)]));
   at("phases").hidden = !all.length;
   at("phases-note").textContent = last && !all.length
-    ? `Rounds took ${seconds(total)} in all. There are no phases: where noise hides rows, how long silos compute would tell of them.` : "Phases of silos that work at the same time are added up.";
+    ? `Rounds took ${seconds(total)} in all. There are no phases: where noise hides rows, how long silos compute would reveal something about them.` : "Phases of silos that work at the same time are added up.";
   const mean = (way) => run.rounds.length ? sum(run.rounds.map((one) => one.bytes[way])) / run.rounds.length : 0;
   const whole = (what) => sum(run.rounds.map((one) => one.bytes[what]));
   const now = (what) => last ? bytes(last.bytes[what] || 0) : "–";
