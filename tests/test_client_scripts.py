@@ -91,6 +91,14 @@ def test_a_script_trains_as_a_loop_does_in_one_process_a_silo(
     assert not alive  # what a run has started ends with it
 
 
+def test_differences_by_another_name_are_not_taken_for_weights() -> None:
+    """A run whose scripts sent WEIGHT_DIFF, as FLARE's data kinds are called, became their differences."""
+    end = object.__new__(client._Silo)
+    end._held = client.FLModel()
+    with pytest.raises(MisuseError, match=r'params_type is \'WEIGHT_DIFF\'; expected "FULL" \(or None\) or "DIFF"'):
+        end.send(client.FLModel("WEIGHT_DIFF", params={}))
+
+
 WRONG = {
     "no weights": ("    flare.send(flare.FLModel(params={}))\n", "the weights lack `0.weight`"),
     "steps": (

@@ -332,3 +332,11 @@ def test_images_that_are_nearly_black_are_said() -> None:
     images = lambda scale: lambda x: np.abs(x).reshape(-1, 1, 2, 2) * np.float32(scale)  # noqa: E731
     assert "silo `a`: its images are nearly black" in warnings_of(model, KINDS["FedSGD"], images(1e-4))
     assert "nearly black" not in warnings_of(model, KINDS["FedSGD"], images(0.3))
+
+
+def test_rows_that_all_have_one_target_are_said() -> None:
+    said = "all rows have the same target, so that there is nothing to learn"
+    held = [Silo(name, rows(number)[0], np.ones_like(rows(number)[1])) for number, name in enumerate("ab")]
+    result = Federation(nn.Linear(4, 2), held, KINDS["FedSGD"]).train(1, progress=False)
+    assert said in " ".join(result.record["warnings"])
+    assert said not in warnings_of(nn.Linear(4, 2), KINDS["FedSGD"])

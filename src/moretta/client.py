@@ -224,6 +224,8 @@ class _Silo:
         steps: Any = (model.meta or {}).get(STEPS)
         steps = steps.item() if hasattr(steps, "item") else steps
         kind = getattr(model.params_type, "value", model.params_type)
+        if kind not in (None, ParamsType.FULL, ParamsType.DIFF):
+            raise MisuseError(f'moretta.client: params_type is {kind!r:.40}; expected "FULL" (or None) or "DIFF"')
         answer = {"params": _arrays(model.params), "difference": kind == ParamsType.DIFF, "steps": steps}
         frames.send(self._socket, frames.packed(answer))
         self._held = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,8 @@ def test_a_silo_counts_by_the_rows_that_it_trained_on_and_the_loss_is_of_what_it
     assert result.history[0]["loss"] == pytest.approx(np.log(3), rel=1e-9)  # all outputs alike
 
 
-def test_running_statistics_are_averaged_and_what_is_frozen_stays() -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_running_statistics_are_averaged_and_what_is_frozen_stays(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model: Any = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
     model[0].weight.requires_grad_(False)
@@ -82,10 +84,14 @@ def test_running_statistics_are_averaged_and_what_is_frozen_stays() -> None:
 
     def fit(model: Any, x: Tensor, y: Tensor, number: int) -> Any:
         with torch.no_grad():
-            model[0].weight.zero_()
             model[1].running_mean.fill_(len(x))
-        return model, len(x)
+        return model.to(dtype), len(x)
 
+    def thawing(model: Any, x: Tensor, y: Tensor, number: int) -> Any:
+        return epochs(model.requires_grad_(True), x, y, number)
+
+    with pytest.raises(ParameterError, match=r"changed `0.weight`, which is frozen in the run and not summed; leave"):
+        trained(rounds=1, model=model, fit=thawing)
     result = trained(silos({"north": 8, "south": 24}), rounds=1, model=model, fit=fit)
     torch.testing.assert_close(result.model[0].weight.detach(), frozen.double())
     torch.testing.assert_close(
@@ -111,6 +117,29 @@ def test_partial_fit_of_scikit_learn_trains_a_linear_model() -> None:
     result = trained(held, rounds=4, model=nn.Linear(4, 3), fit=fit)
     found = result.model(torch.from_numpy(x[200:]).double()).argmax(dim=1).numpy()
     assert np.mean(found == y[200:]) > 0.85  # a third by chance, of rows that nobody trained on
+
+
+def test_a_loop_that_writes_to_its_rows_changes_no_later_round() -> None:
+    """Rows were three times as large in each round as in the one before."""
+
+    def scaling(model: nn.Module, x: Tensor, y: Tensor, number: int) -> Any:
+        made = epochs(model, x, y, number)
+        x.numpy()[:] *= 3
+        y.zero_()
+        return made
+
+    assert weights(trained(fit=scaling)) == weights(trained(fit=epochs))
+
+
+def test_a_loop_that_trains_a_copy_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    def idle(model: nn.Module, x: Tensor, y: Tensor, number: int) -> Any:
+        epochs(copy.deepcopy(model), x, y, number)
+        return model, len(x)
+
+    said = "the loss is the same after each of 3 rounds, so the model learned nothing"
+    assert said in " ".join(trained(fit=idle).record["warnings"])
+    assert "returned the weights that it was given; return the model that it trained" in caplog.text
+    assert "learned nothing" not in " ".join(trained(fit=epochs).record["warnings"])
 
 
 def test_random_numbers_are_the_same_in_another_run() -> None:

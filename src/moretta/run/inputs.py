@@ -407,6 +407,9 @@ def doubts(
             f"{known} of {len(test[0])} test rows are among the training rows of the silos, so their scores do not "
             "show how the model does on new rows; give other test rows"
         )
+    targets = [silo.y for silo in silos if len(silo.y)]
+    if targets and not any(silo.remote for silo in silos) and all((y == targets[0][0]).all() for y in targets):
+        yield "all rows have the same target, so that there is nothing to learn; look at the target's column"
     outputs, alone = _outputs(model, silos)
     rounding = 0.01 * float(outputs.abs().max()) if outputs.numel() else 0.0
     if math.isfinite(rounding) and not torch.allclose(outputs[: len(alone)], alone, atol=rounding):

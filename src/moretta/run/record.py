@@ -176,6 +176,7 @@ def ring_facts(
     return facts
 
 
+SAME = 1e-5  # between losses, relative, that differ by fixed point alone
 MOST_DELTA, MOST_EPSILON = 1e-3, 50.0  # above these a warning states that a bound promises next to nothing
 
 
@@ -212,6 +213,12 @@ def _warnings_of_rounds(played: PlayedRun) -> Iterator[str]:
         yield (
             f"rounds that were lost, as too few silos were there to complete them: {_listed(lost)}; the model took no "
             "step in them"
+        )
+    losses = [loss for line in played.history if (loss := line.get("loss", line.get(SCALED))) is not None]
+    if len(losses) > 1 and max(losses) - min(losses) < SAME * abs(losses[0]):
+        yield (
+            f"the loss is the same after each of {len(losses)} rounds, so the model learned nothing; look at its "
+            "learning rate, and whether a fit returns the model that it trained"
         )
     clipped = [str(line["round"]) for line in played.history if {"clipped", "clipped_buffers"} & line.keys()]
     if clipped:

@@ -9,11 +9,12 @@
         return model, len(x)
 
 Its arguments are the round's model, the silo's prepared inputs, the targets encoded for the loss, and the round's
-number from 1. The model is a module in train mode, which the loop may change. Inputs and targets are on the run's
-device; inputs of several arrays are a dict of them, by the model's keywords. It returns the final weights, as the
-module or a mapping of names to tensors or arrays, and the number of rows that they count as: those trained on, at most
-the silo's. W - W_k and the running statistics are summed, masked and kept, as after the built-in epochs. Random numbers
-of torch are the same in each attempt at a round; others follow from the loop.
+number from 1. The model is a module in train mode, which the loop may change, as it may inputs and targets: they are
+copies. Inputs and targets are on the run's device; inputs of several arrays are a dict of them, by the model's
+keywords. It returns the final weights, as the module or a mapping of names to tensors or arrays, and the number of rows
+that they count as: those trained on, at most the silo's. Frozen parameters must stay as they are. W - W_k and the
+running statistics are summed, masked and kept, as after the built-in epochs. Random numbers of torch are the same in
+each attempt at a round; others follow from the loop.
 
 A function with a method `at(silo, rounds)` is called with it once a run, and returns each silo's own loop, which may
 keep state between rounds (`moretta.client.Script`).
@@ -23,6 +24,7 @@ zeroed: a loop that accumulates gradients of several batches is pulled once a st
 """
 
 import copy
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,6 +42,8 @@ from moretta.protocols.common.losses import Loss
 from moretta.protocols.common.own_loss import Function, imported, named
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.params import Epochs
+
+log = logging.getLogger("moretta")
 
 
 def loops(protocol: Training, silos: Sequence[Silo], rounds: int) -> dict[str, Function]:
@@ -63,7 +67,7 @@ def fitted(
     copied = gives_all(copy.deepcopy(model))  # a library's trainer needs its objects
     pulls = [] if not pull else [_Pull(parameter, pull) for parameter in modules.trainable(copied).values()]
     try:
-        returned = fit(copied, arrays_of(model, x), y, number)
+        returned = fit(copied, arrays_of(model, x.clone()), y.clone(), number)
     except Exception as error:
         raise RowsError(f"{where} failed in round {number} with {cause(error)}; fix it") from error
     if pulls and not any(pull_term.added for pull_term in pulls):
@@ -73,6 +77,17 @@ def fitted(
         )
     weights, rows = _checked(returned, len(y), where)
     after = {name: _tensor(weights, name, before[name], where) for name in (*trained, *buffers)}
+    for name, parameter in model.named_parameters():
+        if name in trained or name not in weights:
+            continue
+        own = _tensor(weights, name, parameter, where)
+        if not torch.equal(own, parameter.to(torch.as_tensor(weights[name]).dtype).to(own.dtype)):
+            raise RowsError(
+                f"{where}: changed `{name}`, which is frozen in the run and not summed; leave it as it is, or have the "
+                "run train it (requires_grad_(True) before the run)"
+            )
+    if number == 1 and all(torch.equal(after[name], before[name]) for name in trained):
+        log.warning("%s returned the weights that it was given; return the model that it trained", where)
     upload = {f"gradient/{name}": before[name] - after[name] for name in trained}
     upload |= {f"buffer/{name}": after[name] for name in buffers}
     modules.load(model, modules.on_host({**before, **after}))
