@@ -159,7 +159,7 @@ def test_resume_goes_on_to_more_rounds(here: Path) -> None:
 
 def test_compare_folders(runs: Path) -> None:
     told = call("compare", runs / "fedsgd", runs / "pbpfl", "--json").told
-    assert set(told) == {"runs", "weight_difference_from_fedsgd", "report"}
+    assert set(told) == {"format", "runs", "weight_difference_from_fedsgd", "report"}
     assert told["runs"] == [json.loads((runs / name / "result.json").read_text()) for name in ("fedsgd", "pbpfl")]
     assert told["weight_difference_from_fedsgd"].keys() == {"pbpfl"}
     assert told["weight_difference_from_fedsgd"]["pbpfl"] < 1e-5
@@ -226,7 +226,7 @@ def test_report_goes_into_the_first_folder_or_where_it_is_told(runs: Path, tmp_p
     assert plain.out.strip() == str(runs / "pbpfl" / "report.html")
     page = tmp_path / "new" / "page.html"
     told = call("report", runs / "pbpfl", runs / "fedsgd", "--out", page, "--json").told
-    assert told == {"report": str(page)}
+    assert told == {"format": 1, "report": str(page)}
     assert "Largest relative difference from" in page.read_text()
 
 
@@ -236,7 +236,7 @@ def test_predict_says_how_many_rows(runs: Path, tmp_path: Path) -> None:
     assert (plain.code, plain.err) == (0, "")
     assert plain.out.strip() == f"60 rows, 1 outputs each: {out}"
     told = call("predict", runs / "pbpfl", "--data", runs / "patients.csv", "--out", out, "--json").told
-    assert told == {"rows": 60, "outputs": 1, "out": str(out)}
+    assert told == {"format": 1, "rows": 60, "outputs": 1, "out": str(out)}
 
 
 def test_version_and_help() -> None:

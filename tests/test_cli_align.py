@@ -28,6 +28,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_two_partners_between_files(here: Path) -> None:
     assert call("align", "begin", *OF_A, *RULES, "--pad-to", "6", "--json").told == {
+        "format": 1,
         "step": 1,
         "out": "step1.bin",
         "secret": "a.secret",

@@ -30,10 +30,10 @@ def test_json_is_one_object(here: Path) -> None:
     made = call("keys", "new", "--out", "keys", "--json")
     assert made.out.count("\n") == 1
     key = Identity.load(here / "keys").public_key
-    assert made.told == {"key": public_line(key), "fingerprint": fingerprint(key), "out": "keys"}
+    assert made.told == {"format": 1, "key": public_line(key), "fingerprint": fingerprint(key), "out": "keys"}
     for path in ("keys", "keys/identity.key", "keys/identity.pub"):
         shown = call("keys", "show", path, "--json")
-        assert shown.told == {"key": public_line(key), "fingerprint": fingerprint(key)}
+        assert shown.told == {"format": 1, "key": public_line(key), "fingerprint": fingerprint(key)}
         plain = call("keys", "show", path)
         assert (plain.code, plain.err) == (0, "")
         assert plain.out.splitlines() == [public_line(key), f"fingerprint: {fingerprint(key)}"]

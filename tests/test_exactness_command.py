@@ -81,6 +81,7 @@ def linear(): return nn.Linear(4, 3)
 def frozen(): return nn.Sequential(nn.Linear(4, 6).requires_grad_(False), nn.ReLU(), nn.Linear(6, 3))
 """
 KEYS = {
+    "format",
     "relative_error_float64",
     "relative_error_float32",
     "buffers_error_float64",

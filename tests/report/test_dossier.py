@@ -519,6 +519,7 @@ def test_the_command_writes_by_default(run):
     assert re.fullmatch(rf"{re.escape(str(folder))}/dossier.html: \d+ sentences, \d+ questions are open\n", done.out)
     told = call("dossier", folder, "--out", folder / "other.html", "--json").told
     assert told == {
+        "format": 1,
         "dossier": str(folder / "other.html"),
         "data": str(folder / "other.json"),
         "sentences": told["sentences"],

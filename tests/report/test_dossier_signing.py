@@ -178,7 +178,8 @@ def test_the_commands(make_run, tmp_path, keys, roster):
     assert fingerprint(keys["north"].public_key) in signed.out
     done = verified()
     assert (done.code, done.out, done.err) == (0, "signed by: north\nnot signed by: south\n", "")
-    assert verified("--json").told == {"signers": ["north"], "missing": ["south"], "unknown": [], "broken": []}
+    parts = {"signers": ["north"], "missing": ["south"], "unknown": [], "broken": []}
+    assert verified("--json").told == {"format": 1, **parts}
     assert call("dossier", "sign", file, "--key", tmp_path / "stranger", "--json").told["signatures"].endswith(".json")
     assert verified().code == 1
     assert "which the roster does not list" in verified().err

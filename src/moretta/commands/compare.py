@@ -129,7 +129,6 @@ def _print_sweep(cells: Sequence[Cell], home: Path) -> None:
     several = [chosen] if len(seeds) > 1 else []
     page = write_report([chosen.records[0].folder], home / "report.html", spreads=several, sweep=among)
     result = {
-        "format": 1,
         "seeds": seeds,
         "runs": [{"name": cell.name, "seed": cell.seed, "folder": str(cell.folder)} for cell in cells],
         **({"spread": {name: run.as_json() for name, run in sweep.runs.items()}} if among is None else sweep.as_json()),

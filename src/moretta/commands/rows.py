@@ -179,7 +179,7 @@ def look(
             raise ParameterError("--target is for a table without a schema, and --schema names one; remove either")
         form = form_of(separator, decimal, file_encoding, absent)
         overview = look_of_file(file, by, form, Hints(target, missing="mean"), withhold)
-    result = {"format": 1, **overview.plain(withhold, by_silo=by_silo)}
+    result = overview.plain(withhold, by_silo=by_silo)
     if out is not None:
         with needs_torch():
             from moretta.report.page import write_look

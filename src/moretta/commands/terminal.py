@@ -121,7 +121,7 @@ def say(result: Mapping[str, Any], plainly: Callable[[], None]) -> None:
     plainly: Calls `print` and `show`; a terminal gets their text through `moretta.report.terminal.printable`.
     """
     if any(_as_json):
-        _print_object(result)
+        _print_object({"format": 1, **result})
         _printed.append(True)
     elif not screen.quiet:
         with redirect_stdout(PrintableStream(sys.stdout)):
@@ -150,7 +150,7 @@ def print_result(folders: Sequence[Path], differences: Mapping[str, float], resu
             print(f"privacy: {sentence}")
         print(f"run folder: {folders[0]}   (moretta report {folders[0]} makes its page)")
 
-    say({"format": 1, **result}, plainly)
+    say(result, plainly)
 
 
 @contextmanager

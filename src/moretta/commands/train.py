@@ -32,7 +32,7 @@ def new(
         print(f"{name}: {', '.join(map(str, files))}")
         print(f"cd {name}; moretta train run.toml --out runs/{name.absolute().name}")
 
-    say({"format": 1, "folder": str(name), "files": list(map(str, files))}, plainly)
+    say({"folder": str(name), "files": list(map(str, files))}, plainly)
 
 
 def train_with_bar(run_file: run_files.RunFile, folder: Path, resume: bool, *, opening: bool = True) -> Result:
@@ -127,7 +127,7 @@ def watch(
     with PageServer(listener, token, folder, Status()).serving(), suppress(KeyboardInterrupt):
         tell(f"the run's page is at {address_of(listener, token)} until ctrl-c")
         threading.Event().wait()
-    say({"format": 1, "folder": str(folder), **state_of(folder, Status())}, lambda: None)
+    say({"folder": str(folder), **state_of(folder, Status())}, lambda: None)
 
 
 def train(
