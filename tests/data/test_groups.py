@@ -52,6 +52,25 @@ def test_a_patient_is_in_one_part_and_the_silos_know_whose_rows_are_whose(tmp_pa
     assert not set(given.train.groups) & of_rows(given, given.validation.x)
 
 
+def test_a_patient_is_one_however_the_accents_of_the_name_are_written(tmp_path: Path) -> None:
+    names = np.array([f"Zo\u00eb {row // 2 % 20}" if row % 2 else f"Zoe\u0308 {row // 2 % 20}" for row in range(90)])
+    np.savez(tmp_path / "visits.npz", x=X, y=Y, group=names)
+    dataset = load("visits.npz", base=tmp_path, validation_fraction=0.2)
+    parts = [{str(name) for name in rows.groups} for rows in dataset.parts().values() if rows.groups is not None]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 20
+    np.savez(
+        tmp_path / "t.npz", x_train=X, y_train=Y, x_test=X[:1] + 1, y_test=Y[:1], id_train=np.arange(90).astype(str)
+    )
+    with np.load(tmp_path / "t.npz") as arrays:
+        held = dict(arrays) | {
+            "id_train": np.array(["Zo\u00eb", *map(str, range(89))]),
+            "id_test": np.array(["Zoe\u0308"]),
+        }
+    np.savez(tmp_path / "t.npz", **held)
+    with pytest.raises(ParameterError, match="id: 1 of 1 test rows share one with training rows"):
+        load("t.npz", base=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("protocol", "data"),
     [

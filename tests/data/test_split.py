@@ -181,6 +181,21 @@ def test_rows_are_split_for_python_by_class_and_whole_patients() -> None:
     assert [rare[split_rows(rare, seed=seed)[1]].sum() for seed in range(8)] == [1] * 8  # truths are classes too
 
 
+@pytest.mark.parametrize("absent", ["", None, float("nan"), np.datetime64("NaT")])
+def test_rows_without_a_group_are_not_one_group(absent: Any) -> None:
+    with pytest.raises(ParameterError, match="split_rows: groups: "):
+        split_rows(np.arange(40) % 2, 0.3, groups=[absent, "a", "b", "c"] * 10)
+
+
+def test_a_name_is_one_group_however_its_accents_are_written() -> None:
+    names = ["Zo\u00eb", "Zoe\u0308", "Ann", "Bob"] * 10
+    for seed in range(9):
+        train, test = (
+            {names[row][:2] for row in part} for part in split_rows(np.arange(40) % 2, 0.3, groups=names, seed=seed)
+        )
+        assert not train & test
+
+
 def test_a_patient_of_two_hospitals_is_dealt_with_the_one_of_most_visits(caplog: pytest.LogCaptureFixture) -> None:
     groups = np.array([1, 1, 1, 2, 2, 3, 3])
     domain = np.array(["rome", "rome", "pisa", "pisa", "pisa", "rome", "pisa"])

@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow
+import pyarrow.compute
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moretta.data.rows import Subjects
 from moretta.data.tables import schema as schemas
 from moretta.data.tables.doubts import Hints
 from moretta.data.tables.files import Format, as_columns, read_columns
@@ -520,6 +522,43 @@ def test_a_time_with_a_zone_has_the_day_that_it_has_there(tmp_path: Path, zone: 
     there = pyarrow.compute.assume_timezone(pyarrow.array(words).cast(pyarrow.timestamp("us")), zone)
     pyarrow.parquet.write_table(pyarrow.table({"born": there}), tmp_path / "t.parquet")
     assert [str(day) for day in read_columns(tmp_path / "t.parquet")["born"]] == ["2020-06-01"] * 2
+
+
+def test_a_frame_has_no_times_with_a_zone_and_one_value_a_cell() -> None:
+    """NumPy drops a zone: the first hour of a day in Rome became the day before."""
+    schema = Schema(columns={"born": Date(), "y": Target()})
+    naive = pyarrow.array(["2020-06-01T00:30:00"] * 2).cast(pyarrow.timestamp("us"))
+    frame = pyarrow.table({"born": naive, "y": [0.0, 1.0]})
+    days = read_table(frame, schema).coded[:, 0]
+    rome = frame.set_column(0, "born", pyarrow.compute.assume_timezone(naive, "Europe/Rome"))
+    for table in (rome, rome.to_pandas()):
+        with pytest.raises(
+            ParameterError, match=r"column 'born': got times of the zone Europe/Rome; expected days: give"
+        ):
+            read_table(table, schema)
+    assert (
+        read_table(rome.set_column(0, "born", pyarrow.compute.local_timestamp(rome["born"])), schema).coded[:, 0]
+        == days
+    ).all()
+    for cells in ([[1.0], [2.0]], [[1.0, 2.0], [3.0]]):
+        with pytest.raises(ParameterError, match="column 'born': expected one number, word or date a row; got several"):
+            read_table(frame.set_column(0, "born", pyarrow.array(cells)), schema)
+
+
+@pytest.mark.parametrize("kind", [Id(), Grouping()])
+def test_ids_in_two_forms_of_unicode_are_one_and_predictions_keep_theirs(kind: Any) -> None:
+    names = ["Zo\u00eb", "Zoe\u0308", "Ann"]
+    schema = Schema(columns={"who": kind, "x": Number(), "y": Target()})
+    columns = as_columns({"who": names, "x": [1.0, 2.0, 3.0], "y": [0.0, 1.0, 2.0]}, "t")
+    kept = encode(columns, schema, "t", training=False)
+    assert Subjects(kept.ids, kept.groups).whom.tolist() == names  # type: ignore[union-attr]
+    if kind == Id():
+        with pytest.raises(ParameterError, match="column 'who' has 1 rows whose id another row has too"):
+            encode(columns, schema, "t")
+    else:
+        groups = encode(columns, schema, "t").groups
+        assert groups is not None
+        assert groups.tolist() == ["Zo\u00eb", "Zo\u00eb", "Ann"]
 
 
 @pytest.mark.parametrize("form", ["%d.%m.%y", "%m/%d/%y", "%d-%b-%y", "%d.%m.%y %H:%M"])

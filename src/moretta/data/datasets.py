@@ -30,7 +30,7 @@ from moretta.data.settings import Data, label_holders, shape_of_grid
 from moretta.data.silo import Silo, aligned
 from moretta.data.split import cut, split
 from moretta.data.tables.doubts import Encoding, Hints, Missing, Task
-from moretta.data.tables.files import ENDINGS, Format, is_table, read_columns
+from moretta.data.tables.files import ENDINGS, Format, composed, is_table, read_columns
 from moretta.data.tables.inference import infer, infer_labels
 from moretta.data.tables.preparation import ColumnRules, check_rounding
 from moretta.data.tables.rows import encode, expansion_of, rules_of
@@ -323,7 +323,7 @@ def _from_arrays(arrays: Mapping[str, Array], wish: _Wish) -> Split:
         layout=layout,
     )
     parts = [
-        Rows(x, part, arrays.get(f"id{end}"), arrays.get(f"group{end}"), arrays.get(f"domain{end}"))
+        Rows(x, part, composed(arrays.get(f"id{end}")), composed(arrays.get(f"group{end}")), arrays.get(f"domain{end}"))
         for x, part, end in zip(xs, (y[:count], y[count:]), ends, strict=False)
     ]
     return _parts(make, parts[0], wish, test=parts[1] if parted else None)

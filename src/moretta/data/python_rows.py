@@ -8,6 +8,7 @@ length, and returns a sample and its target by index.
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +17,10 @@ from moretta.contract.lazy_rows import LazyRows
 from moretta.contract.wording import kind_of, nearest
 from moretta.data.layout import Samples
 from moretta.data.rows import are_positions, as_positions, class_of
-from moretta.data.tables.files import check_dense, check_order, column_names, is_sparse
+from moretta.data.tables.files import check_dense, check_order, column_names, is_frame, is_sparse
 from moretta.errors import ParameterError
 
 NUMBERS = "fiub"
-
-
-def is_frame(rows: object) -> bool:
-    """Return whether rows are columns by name."""
-    return hasattr(rows, "columns") and (hasattr(rows, "to_numpy") or hasattr(rows, "column_names"))
 
 
 def names_of(x: Any) -> tuple[str, ...]:
@@ -113,7 +109,8 @@ def _check_real(array: NDArray[Any], where: str) -> None:
 
 def subjects(values: Any, rows: int, where: str) -> NDArray[np.str_]:
     """Return the person or thing of each row, as words."""
-    array = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
+    kind = object if isinstance(values, list | tuple) else None  # beside words NumPy makes NaN a word
+    array = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values, kind)
     cells = array.ravel().tolist()  # of Python's types; True is an int, but not an id
     words = all(isinstance(cell, str | Integral) and not isinstance(cell, bool) for cell in cells)
     if words and "" in cells:
@@ -121,7 +118,7 @@ def subjects(values: Any, rows: int, where: str) -> NDArray[np.str_]:
     if array.ndim != 1 or len(array) != rows or not words:
         got = f"{len(array)} values of type {array.dtype}" if array.ndim == 1 else kind_of(values)
         raise ParameterError(f"{where}: expected {rows} words or whole numbers, one a row; got {got}")
-    return np.array([str(cell) for cell in cells], dtype=np.str_)
+    return np.array([normalize("NFC", str(cell)) for cell in cells], dtype=np.str_)
 
 
 def pair(

@@ -33,7 +33,7 @@ from moretta.data.rows import (
     check_pair,
     check_targets_finite,
 )
-from moretta.data.tables.files import ENDINGS, Format, is_table, read_columns
+from moretta.data.tables.files import ENDINGS, Format, composed, is_table, read_columns
 from moretta.data.tables.mapping import ColumnMapping
 from moretta.data.tables.preparation import check_rounding
 from moretta.data.tables.rows import encode, expansion_of, rules_of
@@ -208,6 +208,7 @@ def of_arrays(arrays: Mapping[str, Array], expected: ExpectedRows, where: str) -
             raise ParameterError(f"{where}: expected one {what} a row, {len(x)}; got {list(np.shape(values))}")
     y = _targets(y, expected, where) if expected.labelled and y is not None else np.empty(0, np.float32)
     ids, groups = (None if values is None else np.asarray(values).astype(np.str_) for values in (ids, groups))
+    ids, groups = (composed(ids), composed(groups)) if expected.training else (ids, groups)
     return Rows(x, y, ids, groups)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.wording import names_keywords
+from moretta.data.python_rows import subjects
 from moretta.data.rows import class_of
 from moretta.data.tables.files import check_order
 from moretta.errors import ParameterError, RowsError
@@ -146,7 +147,7 @@ def split_rows(
     if targets.dtype.kind not in "iuf":  # truths are classes too
         targets = np.unique(targets.astype(str), return_inverse=True)[1]
     parts_wanted = (fractions,) if isinstance(fractions, int | float) else tuple(fractions)
-    whom = None if groups is None else np.asarray(groups).astype(str)
+    whom = None if groups is None else subjects(groups, len(targets), "split_rows: groups")
     *parts, rest = split(targets, parts_wanted, seed, "split_rows", whom)
     return rest, *parts
 

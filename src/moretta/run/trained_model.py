@@ -26,7 +26,7 @@ from moretta.data.layout import SampleLayout
 from moretta.data.references import OWN_CODE, is_reference
 from moretta.data.rows import as_features, as_positions, as_targets, check_finite
 from moretta.data.tables import schema
-from moretta.data.tables.files import NUMBER, Format, as_columns, check_dense, check_order
+from moretta.data.tables.files import NUMBER, Format, as_columns, check_dense, check_order, is_frame
 from moretta.data.tables.preparation import Expansion, Preparation
 from moretta.data.tables.rows import encode, expansion_of
 from moretta.data.tables.schema import Schema
@@ -283,7 +283,7 @@ class TrainedModel(nn.Module):
                 raise ParameterError(f"x: expected {self.layout}, as a mapping of arrays")
             arrays = {name: python_rows.samples({name: array}, "x")[name] for name, array in x.items()}
             return self.layout.pack(arrays, "x")
-        framed = python_rows.is_frame(x)
+        framed = is_frame(x)
         if self.table is not None and self.table.features and (framed or isinstance(x, Mapping)):
             return encode(as_columns(x, "x", self.form), self.table, "x", self.form, labelled=False, training=False).x
         if isinstance(x, Mapping):

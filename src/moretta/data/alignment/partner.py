@@ -357,10 +357,10 @@ def numbered(ids: Iterable[str]) -> list[int]:
 
 
 def ids_digest(ids: Sequence[str] | NDArray[np.generic], where: str) -> bytes:
-    """Return SHA-256 of ids as written, in order. Never send it: from it and all other ids, one id can be guessed."""
+    """Return SHA-256 of ids in form NFC, in order. Never send it: from it and all other ids, one id can be guessed."""
     digest = hashlib.sha256()
     for text in _texts(ids, where):
-        content = text.encode("utf-8", "surrogatepass")
+        content = unicodedata.normalize("NFC", text).encode("utf-8", "surrogatepass")
         digest.update(len(content).to_bytes(4, "big") + content)
     return digest.digest()
 

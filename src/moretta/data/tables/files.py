@@ -22,6 +22,7 @@ import io
 import os
 import re
 import struct
+import unicodedata
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -161,6 +162,18 @@ def check_order(columns: Mapping[str, Any], where: str) -> None:
             )
 
 
+def composed(names: NDArray[Any] | None) -> NDArray[Any] | None:
+    """Return ids or groups in Unicode's form NFC, in which an accent in a mark of its own names nobody else."""
+    if names is None or names.dtype.kind != "U":
+        return names
+    return np.array([unicodedata.normalize("NFC", name) for name in names.tolist()], np.str_)
+
+
+def is_frame(rows: object) -> bool:
+    """Return whether rows are columns by name."""
+    return hasattr(rows, "columns") and (hasattr(rows, "to_numpy") or hasattr(rows, "column_names"))
+
+
 def column_names(frame: Any) -> Sequence[Any]:
     """Return the names of a frame's columns, of pandas or polars, or of a table of pyarrow."""
     return list(frame.columns if hasattr(frame, "to_numpy") else frame.column_names)
@@ -187,7 +200,12 @@ def as_columns(
 
 def _of_frame(column: Any, where: str, form: Format) -> Column:
     check_dense(column, where, "x")
+    zones = (getattr(getattr(column, of, None), key, None) for of in ("type", "dtype") for key in ("tz", "time_zone"))
+    if zone := next(filter(None, zones), None):  # NumPy has none: a day's first hours would be the day before
+        raise ParameterError(f"{where}: got times of the zone {zone}; expected days: give dates, or times without zone")
     values = np.asarray(column.to_numpy() if hasattr(column, "to_numpy") else column)
+    if values.ndim != 1 or (values.dtype.kind == "O" and any(isinstance(cell, np.ndarray | list) for cell in values)):
+        raise ParameterError(f"{where}: expected one number, word or date a row; got several")
     if values.dtype.kind == "b":
         return np.where(values, "true", "false").astype(object)
     if values.dtype.kind in "iuf":
@@ -196,7 +214,7 @@ def _of_frame(column: Any, where: str, form: Format) -> Column:
         values = values.astype(str).astype(object)
     if values.dtype.kind == "M":
         return values.astype("datetime64[D]")
-    if values.ndim != 1 or values.dtype.kind not in "OUT":
+    if values.dtype.kind not in "OUT":
         raise ParameterError(f"{where}: expected numbers, words or dates, one a row; got {values.dtype}")
     cells = ["" if _is_absent(cell) else cell for cell in values.tolist()]
     numbers = [cell for cell in cells if isinstance(cell, int | float) and not isinstance(cell, bool)]

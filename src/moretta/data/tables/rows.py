@@ -28,6 +28,8 @@ from moretta.data.tables.files import (
     are_numbers,
     as_columns,
     as_numbers,
+    composed,
+    is_frame,
     read_columns,
 )
 from moretta.data.tables.preparation import MARK, ONE_OF, PLAIN, ColumnRules, Expansion, check_rounding
@@ -102,7 +104,7 @@ def read_table(
             f"moretta.data.tables.schema.load(path); got {kind_of(schema)}"
         )
     if not isinstance(table, str | Path):
-        if not isinstance(table, Mapping) and not hasattr(table, "columns"):
+        if not isinstance(table, Mapping) and not is_frame(table):
             raise ParameterError(
                 f"read_table: expected the path of a file, a frame or a mapping of columns; got {kind_of(table)}"
             )
@@ -155,6 +157,7 @@ def encode(
         if training:
             check_rounding(y, f"{where}: column {named!r}")
     ids, groups = (_names(columns, schema.name_of(kind), where, form) for kind in ("id", "group"))
+    ids, groups = (composed(ids), composed(groups)) if training else (ids, groups)  # predictions have the file's
     if ids is not None and training and len(np.unique(ids)) < len(ids):
         twice = len(ids) - len(np.unique(ids))
         raise ParameterError(
