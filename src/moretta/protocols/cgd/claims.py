@@ -123,12 +123,12 @@ PARTICIPANT = (
         "model"
     ),
     silo("sum", (is_regularised,)).says(
-        "learns as much of the gradients from sums with the regulariser in them, to within weight-decay times the mean "
-        "of all starts: the regulariser is weight-decay times D and that mean",
+        "learns as much of the gradients from sums that include the regulariser, to within weight-decay times the mean "
+        "of all starts. The regulariser is weight-decay times the sum of D and that mean",
         rests_on="the derivation in `docs/cgd.md`",
     ),
     silo("model", (shares_hidden_biases,)).says(
-        "knows everybody’s hidden biases in every round, by D, as does anyone with the run file and D: they begin at "
+        "knows everybody’s hidden biases in every round by D, as does anyone with the run file and D. They begin at "
         "one vector, which follows from the seed in the run file. Only weights and output biases are confined",
         rests_on="the starts that `tests/protocols/cgd/test_start.py` compares",
     ),
@@ -163,14 +163,14 @@ PARTICIPANT = (
 aligned = partial(silo, where=(is_aligned,))
 ALIGNMENT = (
     server("ids", (is_aligned,), ("alignment-dictionary",), kind="not given").says(
-        "relays the lists of ids by which two participants align their rows, sealed for these two, and reads "
-        "neither ids nor the points that represent them: a dictionary finds none",
+        "relays the lists of ids by which two participants align their rows, sealed for these two. It reads neither "
+        "ids nor the points that represent them: a dictionary finds none",
         assumes="neither of the two that align colludes with it; a roster; and where lists travel unsealed, between "
         "files, the decisional Diffie-Hellman assumption on Curve25519",
     ),
     server("traffic", (is_aligned,)).says(
-        "sees the length of each participant’s list of ids, which is its number of rows unless `align-pad-to` pads it, "
-        "and the number of rows that the holders of a row share",
+        "sees the length of each participant’s list of ids, which is its number of rows unless `align-pad-to` pads "
+        "it. It also sees the number of rows that the holders of a row share",
         rests_on="the lengths that `tests/protocols/cgd/test_cgd_alignment.py` compares",
     ),
     aligned("ids", attacks=("alignment-membership",)).says(

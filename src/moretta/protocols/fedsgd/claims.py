@@ -17,7 +17,7 @@ of_others = Word(
 ALONE = (
     server("update", attacks=("membership-of-local-models",), place="front").says(
         "receives each silo’s loss and number of rows in every round and, at the end, its whole model|, for the "
-        "comparison; neither its rows nor its gradients"
+        "comparison, but neither its rows nor its gradients"
     ),
     shared.COLUMNS_ALONE,
     silo("model", words=(of_others,), place="front").says(
@@ -36,8 +36,8 @@ POOLED = (
 OWN_LOOP = Claim(
     "reader", None, (is_on("protocol", "fit", "silos train by a loop of their own (`fit`)"),), kind="unclaimed"
 ).says(
-    "silos trained by a loop of their own|, which sees their rows: no claim is made about what it leaves or sends "
-    "by itself, and no attack measured what its weight changes reveal, as attacks know only the built-in steps"
+    "silos trained by a loop of their own|, which sees their rows. No claim is made about what the loop leaves or "
+    "sends by itself. No attack measured what its weight changes reveal, because attacks know only the built-in steps"
 )
 
 CLAIMS = (
