@@ -21,7 +21,7 @@ from wiretap import Wiretap
 from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, Replies, State
 from moretta.errors import MorettaError
-from moretta.protocols.pbpfl.messages import Softmax
+from moretta.protocols.pbpfl.messages import Predictions, Softmax, TrainOn
 from moretta.secure_aggregation.additive import AddShares, SealedShares
 from moretta.secure_aggregation.agreement import KeysAccepted, PeerKeys
 from moretta.secure_aggregation.pairwise import MaskedUpload
@@ -39,7 +39,7 @@ class Sum:
     lost: are not asked to upload. late: are, and what they answer is kept from the server. unsigned: are not asked to
     sign who is left. mute: are not asked for their shares. told: (who, S): these are told another set of survivors.
     odd: are asked with another model.
-    fooled: (who, n): under PBPFL's cross-entropy these are sent another softmax: its nth row is turned.
+    fooled: (who, n): under PBPFL's cross-entropy these are sent another softmax, that of the nth other offset.
     """
 
     round: int
@@ -117,6 +117,7 @@ class Coalition:
         self._sent = list[tuple[Message, float]]()  # with the number of the model that each is about
         self._attempt = 0
         self._swapped = ""
+        self._direction, self._alphas = np.zeros(0), dict[str, NDArray[np.float64]]()
         self.refusals, self.deceived = list[str](), list[str]()  # sentences, and who took a swapped key
         self._begin(Job(1))
 
@@ -203,10 +204,18 @@ class Coalition:
             message, model = _odd(message), model + 0.5
         who, row = how.fooled
         if silo in who and isinstance(message, Softmax):
-            message, model = replace(message, y=_with_row_turned(message.y, row)), model + 0.01 * (row + 1)
+            message = replace(message, y=self._of_another_offset(silo, message.y, 0.2 * (row + 1)))
+            model += 0.01 * (row + 1)
+        if isinstance(message, TrainOn):
+            self._direction = message.direction
         if self._swapped not in ("", silo) and isinstance(message, PeerKeys):
             message = replace(message, keys={**message.keys, self._swapped: KEY})
         return _told(message, silo, how.told), model
+
+    def _of_another_offset(self, silo: str, y: NDArray[np.float64], size: float) -> NDArray[np.float64]:
+        """Return the softmax of a silo's predictions less a further offset: no silo distinguishes it from the true."""
+        changed = y * np.exp(-size * np.outer(self._alphas[silo], self._direction))
+        return np.asarray(changed / changed.sum(axis=1, keepdims=True))
 
     def ask(self, silo: str, message: Message) -> Message | Missing:
         """Send a message to a silo; return what it answers. The judge hears it."""
@@ -218,6 +227,8 @@ class Coalition:
             self.refusals.append(f"{silo}: {error}")
             return Missing(Reason.REFUSED, str(error))
         self.tap.heard(silo, message, reply)
+        if isinstance(reply, Predictions):
+            self._alphas[silo] = reply.alpha
         if isinstance(reply, KeysAccepted) and self._swapped not in ("", silo) and silo not in self.world.allies:
             self.deceived.append(silo)
         return reply
@@ -263,12 +274,6 @@ def _odd(message: Message) -> Message:
     if not isinstance(parameters := getattr(message, "parameters", None), dict):
         return message
     return replace(message, parameters={name: value * 1.5 for name, value in parameters.items()})
-
-
-def _with_row_turned(y: NDArray[np.float64], row: int) -> NDArray[np.float64]:
-    changed = y.copy()
-    changed[row % len(y)] = np.roll(y[row % len(y)], 1)  # as probable as any other
-    return changed
 
 
 def _with_model(state: State, model: float) -> State:

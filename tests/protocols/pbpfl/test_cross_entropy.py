@@ -227,10 +227,13 @@ def test_a_softmax_answers_once_and_only_its_own_round() -> None:
         client.answer(other)
     with pytest.raises(MisuseError, match="without the predictions"):
         client.answer(done.told)  # the round is over for this silo: it forgot its batch
-    client.answer(done.ask)
-    client.answer(done.told)
+    predictions = client.answer(done.ask)
+    assert isinstance(predictions, Predictions)
+    seen, stream = softmax.true_softmax(predictions, done.key.offset), ROOT.stream("delta")
+    told = softmax.answer(seen, done.key, "probabilities", stream, NOW, {})
+    client.answer(told)
     with pytest.raises(MisuseError, match="without the predictions"):
-        client.answer(done.told)
+        client.answer(told)
 
 
 @pytest.mark.parametrize(("rows", "outputs", "m"), [(7, 6, 0), (8, 5, 0), (8, 6, 1)])

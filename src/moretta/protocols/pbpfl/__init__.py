@@ -53,10 +53,11 @@ inputs. The head follows to a fraction of a percent, its step approximately. Of 
 gradient, at the head approximately.
 
 A server may deviate. Under cross-entropy, one that answered one row with 2^20 read its features out of the sum of all
-silos. So a silo refuses what no softmax leads to (`softmax.check_answer`): no row is answered with a sum above e. One
-that answered a single silo differently, in a second sum of the same round over the same silos, learned that silo's own
-gradients of outputs from the difference. So a silo helps to open the sum of one softmax in a take, and predicts for one
-model, whether or not that sum is opened.
+silos, and so did one whose answers left no gradient of any other row. So a silo refuses what no softmax leads to. The
+softmax of all its rows must follow from its predictions by one offset (`softmax`). One that answered a single silo
+differently, in a second sum of the same round over the same silos, learned that silo's own gradients of outputs from
+the difference. So a silo helps to open the sum of one softmax in a take, and predicts for one model, whether or not
+that sum is opened. In another round of the same rows and model the server can still do so.
 
 A silo may deviate. It sends its alpha and outputs in the clear, and all silos' next offset and ring step follow from
 them. So the median over silos counts, and a silo that is out of proportion is named and left out (`sizes`).

@@ -5,9 +5,10 @@ from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from moretta.contract.messages import Message, Stamp
+from moretta.contract.messages import Message
 from moretta.contract.roles import Answering, InSteps, Phase, State, no_phase
 from moretta.errors import MisuseError, PeerError
 from moretta.protocols.common import modules
@@ -26,9 +27,14 @@ from moretta.secure_aggregation.sums import Query, query_of
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A batch between the silo's predictions and the server's answer. lambdas: of ratios, if those were sent."""
+    """A batch between the silo's predictions and the server's answer. lambdas: of ratios, if those were sent.
 
-    stamp: Stamp
+    parts, direction: as in `TrainOn`.
+    """
+
+    predicted: Predictions
+    parts: NDArray[np.int64]
+    direction: NDArray[np.float64]
     batch: Forwarded
     asked: Query
     lambdas: Whole | None = field(default=None, repr=False)
@@ -94,20 +100,21 @@ class Client:
             return self._upload(ask, result, batch, about)
         z = batch.at.outputs - batch.at.outputs.amax(dim=1, keepdim=True)
         result = Predictions(stamp=ask.stamp, **modules.on_host({"z": z, "alpha": batch.at.alpha[:, 0]}))
+        waiting = partial(_Waiting, result, ask.parts, ask.direction, batch, about)
         if self._root is None:
-            self._waiting = _Waiting(ask.stamp, batch, about)
+            self._waiting = waiting()
             return result
         # Bound to the outputs too: of two under one stamp, the difference would have no lambdas.
         stamp, seen = ask.stamp, digest_of({"z": result.z})
         stream = self._root.stream("lambda", stamp.run, *stamp.drawn, "attempt", stamp.attempt, seen)
         sent, lambdas = ratios.blinded(stamp, result.z, result.alpha, stream)
-        self._waiting = _Waiting(stamp, batch, about, lambdas)
+        self._waiting = waiting(lambdas)
         return sent
 
     def _awaited(self, ask: Softmax | BlindedSoftmax) -> _Waiting:
         """Return and forget the batch of an answer, because refusals of repeated tries would inform the server."""
         waiting, self._waiting = self._waiting, None
-        if waiting is None or waiting.stamp != ask.stamp:
+        if waiting is None or waiting.predicted.stamp != ask.stamp:
             raise MisuseError(f"{ask.stamp}: the softmax came without the predictions it answers")
         return waiting
 
@@ -116,6 +123,7 @@ class Client:
         if ask.y.shape != tuple(outputs.shape) or ask.k.shape[1] not in (0, len(batch.at.spread)):
             raise PeerError(f"{ask.stamp}: expected a softmax for {list(outputs.shape)}, got {list(ask.y.shape)}")
         softmax.check_answer(ask, self._variant)
+        softmax.check_offset(ask, waiting.predicted, waiting.parts, waiting.direction)
         targets = batch.targets  # of masks, in a run that hides nothing (`refuse_dense`), a row per position
         targets = targets if targets.ndim < 3 else self._head.rows(targets.flatten(1))
         u = self._loss.weighted_targets(targets, outputs)

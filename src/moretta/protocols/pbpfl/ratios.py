@@ -37,6 +37,7 @@ from moretta.contract.messages import Array, Stamp
 from moretta.errors import PeerError
 from moretta.protocols.pbpfl.messages import RATIO_WORDS, REST_WORDS, TOTAL_WORDS, BlindedSoftmax, Ratios
 from moretta.protocols.pbpfl.perturbation import Key
+from moretta.protocols.pbpfl.softmax import draw_deltas
 from moretta.secure_aggregation.keystream import Keystream
 
 Rows = NDArray[np.float64]
@@ -66,12 +67,12 @@ def blinded(now: Stamp, z: Array, alpha: Array, stream: Keystream) -> tuple[Rati
 
 
 def answer(ratios: Ratios, key: Key, stream: Keystream, encoding: Mapping[str, int]) -> BlindedSoftmax:
-    """Return the server's answer (Eq. 23). delta is drawn for each row and part, uniform in [-1, 1].
+    """Return the server's answer (Eq. 23). delta: of each row and part (`softmax.draw_deltas`).
 
     Raises `moretta.errors.PeerError` if alpha is so large that alpha r leaves the range.
     """
     alpha, r = ratios.alpha.astype(np.float64), key.offset
-    delta = 2.0 * stream.uniform(len(alpha) * len(key.gamma)).reshape(len(alpha), -1) - 1.0
+    delta = draw_deltas(stream, len(alpha), len(key.gamma))
     each = delta[:, key.parts]
     gaps = alpha[:, None, None] * (r[None, :] - r[:, None])  # (r_j - r_i) alpha at [:, i, j]
     _check_gap(gaps, "alpha r of a row")
