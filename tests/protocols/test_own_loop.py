@@ -267,6 +267,22 @@ def test_a_run_file_names_it_and_it_is_code_that_is_asked_for(run_file: run_file
         federation_of(run_files.load(tmp_path / "run.toml", ["protocol.fit=ours:missing"]), None)
 
 
+def test_code_that_changed_on_the_way_is_said_and_stays_said(run_file: run_files.RunFile, tmp_path: Path) -> None:
+    """Rows and settings were compared, and rounds by two loops were one result without a word."""
+
+    def warnings(rounds: int, resume: bool = True) -> str:
+        made = federation_of(run_file, tmp_path / "run").train(rounds, resume=resume, progress=False)
+        return " ".join(made.record["warnings"])
+
+    said = "the run's Python files were changed after round 3"
+    assert "Python files" not in warnings(2, resume=False) + warnings(3)
+    (tmp_path / "ours.py").write_text(MODULE + "\n# another\n")
+    assert "Python files" not in warnings(3)  # no round is left that it could change
+    assert said in warnings(4)
+    assert said in warnings(4)
+    assert warnings(5).count("were changed after") == 1
+
+
 def test_all_silos_that_fail_end_the_run_by_one_sentence() -> None:
     with pytest.raises(ParameterError, match=r"fit `test_own_loop:.*failed in round 1"):
         trained(fit=lambda model, x, y, number: model.missing)

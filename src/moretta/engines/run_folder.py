@@ -30,6 +30,7 @@ FORMAT = 1
 HISTORY = "history.jsonl"
 ROWS = "rows.sha256"  # in truth/
 ROWS_BY_SILO = "rows.json"
+CODE = "the code"  # in rows.json; a silo's name has no blank
 FAILED = "the run failed: "  # the beginning of a log's last line
 PRIVACY = "privacy.json"  # at a site
 _USED = "; go on with that run by --resume, or name another folder by --out"
@@ -161,6 +162,18 @@ class RunFolder:
                 f"the rows of {', '.join(changed):.200} have changed since the run in {self.path.name} began; bring "
                 "the same rows back, or begin another run"
             )
+
+    def hold_code(self, digest: str, last: int) -> list[int]:
+        """Save a digest of the run's own code beside those of its rows; return the rounds after which it changed.
+
+        digest: empty for none. last: the round after which a session begins.
+        """
+        held = json.loads(read_text(self.path, ROWS_BY_SILO))
+        codes = held.setdefault(CODE, {})
+        if digest and digest not in list(codes.values())[-1:]:
+            codes[str(last)] = digest
+            write_atomically(self.path / ROWS_BY_SILO, json.dumps(held).encode(), 0o600)
+        return list(map(int, codes))[1:]
 
     def write_model(self, name: str, tensors: Tensors, mode: int = 0o600) -> None:
         """Write one model as safetensors. mode: only files to pass on are readable by others."""

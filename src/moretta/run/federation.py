@@ -402,6 +402,12 @@ class Federation:
             folder.begin_helped(begun=states is not None)
             folder.hold_rows(digests_of(self.silos, self.test, self.validation))
         code = "" if folder is None else consent.code_digest(folder.path)
+        for number in [] if folder is None else folder.hold_code(code if place.round < rounds else "", place.round):
+            changed = (
+                f"the run's Python files were changed after round {number}, so that later rounds are of other code; "
+                "begin another run if all should be of one"
+            )
+            players = replace(players, warnings=[*players.warnings, changed])
         session, shown = None, Display(self.spec.protocol.name, rounds) if progress is True else None
         display = shown or (progress if callable(progress) else None)
         try:
