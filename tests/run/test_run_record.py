@@ -163,3 +163,23 @@ def test_a_result_is_printed_in_few_lines_that_quote_nothing_of_a_page() -> None
     assert name not in page
     assert "var(--ink)" in page
     assert "--ink:" in page
+
+
+def test_a_silo_that_was_missing_in_most_rounds_is_said() -> None:
+    """A silo whose loop failed in each round was in the history alone."""
+    said = "silo `north` was missing in 2 of 3 rounds, so the model knows little or nothing of its rows"
+    twice = [round_line(1), round_line(2, dropped=[LEFT, LEFT]), round_line(3, dropped=[LEFT])]
+    assert said in " ".join(warnings_of(replace(RUN, history=twice)))
+    assert "was missing" not in " ".join(warnings_of(RUN))
+
+
+def test_a_loss_that_stays_the_same_is_said() -> None:
+    def warned(*losses: float, key: str = "loss") -> bool:
+        lines = [round_line(number, **{key: loss}) for number, loss in enumerate(losses, start=1)]
+        return "learned nothing" in " ".join(warnings_of(replace(RUN, history=lines)))
+
+    assert warned(0.7, 0.7, 0.7000001)
+    assert warned(0.7, 0.7, key="scaled_loss")
+    assert not any(
+        [warned(0.7), warned(0.7, 0.6999), warned(0.0, 0.0), warned(0.7, math.nan), warned(math.inf, math.inf)]
+    )

@@ -6,6 +6,7 @@ exception of callbacks.
 
 import math
 import platform
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
@@ -214,8 +215,15 @@ def _warnings_of_rounds(played: PlayedRun) -> Iterator[str]:
             f"rounds that were lost, as too few silos were there to complete them: {_listed(lost)}; the model took no "
             "step in them"
         )
+    missed = Counter(name for line in played.history for name in {gone["silo"] for gone in line["dropped"]})
+    for name, count in sorted(missed.items()):
+        if 2 * count > len(played.history):
+            yield (
+                f"silo `{name}` was missing in {count} of {len(played.history)} rounds, so the model knows little or "
+                "nothing of its rows; history.jsonl has the reasons"
+            )
     losses = [loss for line in played.history if (loss := line.get("loss", line.get(SCALED))) is not None]
-    if len(losses) > 1 and max(losses) - min(losses) < SAME * abs(losses[0]):
+    if len(losses) > 1 and all(abs(loss - losses[0]) < SAME * abs(losses[0]) for loss in losses):
         yield (
             f"the loss is the same after each of {len(losses)} rounds, so the model learned nothing; look at its "
             "learning rate, and whether a fit returns the model that it trained"
