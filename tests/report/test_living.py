@@ -151,7 +151,9 @@ def test_a_malformed_line_is_counted_and_passed_over(run, text):
 
 def test_odd_values_are_left_out():
     told = round_of(
-        b'{"round": 1, "loss": NaN, "test_loss": 1e999, "test_mse": "x", "test_accuracy": 0.5, "secret": 7,'
+        b'{"round": 1, "loss": NaN, "test_loss": 1e999, "test_top5": 1'
+        + b"0" * 400
+        + b', "test_mse": "x", "test_accuracy": 0.5, "secret": 7,'
         b' "bytes": [], "seconds": {"update": null, "delivery": 1}, "dropped":'
         b' [3, {"silo": "n"}, {"round": 1, "silo": ["<b>"]}]}'
     )
@@ -241,7 +243,14 @@ def test_a_result_from_before_a_resumption_does_not_end_the_run(run):
     assert state(run) == ("running", "")
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 1}', '{"format": 1, "rounds": "x", "test": 3}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "{", "[]", '{"format": 1}', '{"format": 1, "rounds": "x", "test": 3}'),
+        '{"format": 1, "rounds": "x", "dropped": [{"round": 1}]}',
+        '{"format": 1, "rounds": 1%s}' % ("0" * 400),  # beyond any float
+    ],
+)
 def test_a_damaged_result_is_none(run, content):
     run.append(line(1))
     (run.path / "result.json").write_text(content)

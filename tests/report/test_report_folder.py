@@ -6,6 +6,7 @@ from pydantic import ValidationError
 
 from moretta.errors import ParameterError
 from moretta.report.folder import read_run
+from moretta.report.statements import privacy_statements
 
 
 def test_a_whole_folder(make_run):
@@ -61,6 +62,11 @@ def broken(folder: Path, **replaced: object) -> Path:
         ({"rounds": "300"}, r"broken at rounds: input should be a valid integer"),
         ({"bytes": {"up_per_silo_per_round": 1}}, r"lacks the key bytes\.down_per_silo_per_round"),
         ({"seconds": {"update": 1.0}}, r"seconds has no total"),
+        ({"seconds": {"total": float("nan")}}, r"broken at seconds\.total"),
+        (
+            {"bytes": {"up_per_silo_per_round": 1.0, "down_per_silo_per_round": float("inf")}},
+            r"down_per_silo_per_round: ",
+        ),
         ({"task": "clustering"}, r"broken at task: input should be 'classification' or 'regression'"),
         ({"dropped": [{"round": 1, "silo": "a"}]}, r"lacks the key dropped\.0\.reason"),
     ],
@@ -89,3 +95,10 @@ def test_files_that_are_missing_or_cut_off(make_run, tmp_path):
     (folder / "result.json").unlink()
     with pytest.raises(ParameterError, match=r"has no result\.json: the run has not finished.*--resume"):
         read_run(folder)
+
+
+def test_counts_that_are_not_numbers_are_no_counts(make_run):
+    """Facts and settings of a folder may be anything."""
+    facts = {"free_scales": float("nan"), "forced_to_one": float("inf"), "frozen": -1.0}
+    record = read_run(broken(make_run(), protocol="pbpfl", facts=facts, settings={"run": {"participation": 10**400}}))
+    assert privacy_statements(record)

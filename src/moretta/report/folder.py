@@ -170,12 +170,15 @@ class TestScores(PlainScores):
         return chances.get(key)
 
 
+Size = Annotated[float, Field(ge=0.0, le=1e18)]  # neither infinite nor NaN, which no bar of a figure can be
+
+
 class TrafficRecord(_Part):
     """Bytes: means over silos and rounds, and those of secure aggregation's keys and shares."""
 
-    up_per_silo_per_round: float
-    down_per_silo_per_round: float
-    secure_aggregation: float = 0.0
+    up_per_silo_per_round: Size
+    down_per_silo_per_round: Size
+    secure_aggregation: Size = 0.0
 
 
 class MissedRound(_Part):
@@ -320,7 +323,7 @@ class RunRecord(_Part):
     parameters: int
     test: TestScores
     traffic: TrafficRecord = Field(alias="bytes")
-    seconds: Mapping[str, float]
+    seconds: Mapping[str, Size]
     dropped: tuple[MissedRound, ...] = ()
     sums: tuple[SumRecord, ...] | None = None
     versions: Mapping[str, str | None]

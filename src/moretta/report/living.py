@@ -8,6 +8,7 @@ rounds after the checkpoint are repeated; its page then begins again.
 import json
 import math
 import re
+import sys
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -177,6 +178,7 @@ def result_of(folder: Path) -> dict[str, Any]:
     record = _json(folder / "result.json")
     if not record or record.get("format") != FORMAT:
         return {}
+    last = _numbers(record).get("rounds", 0)
     test = record.get("test") if isinstance(record.get("test"), dict) else {}
     metrics = test.get("metrics") if isinstance(test, dict) else {}
     warnings = record.get("warnings")
@@ -187,7 +189,7 @@ def result_of(folder: Path) -> dict[str, Any]:
         "best_round": _numbers(facts).get("best_round"),
         "rounds": _numbers(record).get("rounds"),
         "warnings": [_sentence(warning) for warning in warnings] if isinstance(warnings, list) else [],
-        "missing": [gone for gone in _missing(record.get("dropped")) if gone["round"] > record.get("rounds", 0)],
+        "missing": [gone for gone in _missing(record.get("dropped")) if gone["round"] > last],
     }
 
 
@@ -230,7 +232,7 @@ def _numbers(values: object) -> dict[str, float]:
     return {
         key: value
         for key, value in (values.items() if isinstance(values, dict) else ())
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     }
 
 

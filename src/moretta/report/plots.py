@@ -159,7 +159,9 @@ def _last_attempts(record: RunRecord, measure: str) -> Curve:
     """Return (round, value) of rounds with a value; only the last attempt of a repeated round counts."""
     values = {}
     for line in sorted(record.history, key=lambda line: (line.round, line.attempt)):
-        if (value := getattr(line, measure)) is not None:
+        if (value := getattr(line, measure)) is not None and not 1e300 < abs(value) < float(
+            "inf"
+        ):  # no axis spans more
             values[line.round] = value
     return list(values.items())
 

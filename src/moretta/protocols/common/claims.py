@@ -93,7 +93,7 @@ def setting(record: Record, section: str, key: str) -> Any:
 def fact(record: Record, name: str) -> int | None:
     """Return a count that the run states, None if it does not."""
     value = record.get("facts", {}).get(name)
-    return int(value) if isinstance(value, int | float) else None
+    return int(value) if isinstance(value, int | float) and 0 <= value < 2**53 else None
 
 
 def scheme(record: Record) -> str:
@@ -104,7 +104,7 @@ def scheme(record: Record) -> str:
 def participation(record: Record) -> float:
     """Return the fraction of the silos in each round."""
     part = setting(record, "run", "participation")
-    return float(part) if isinstance(part, int | float) else 1.0
+    return float(part) if isinstance(part, int | float) and 0 < part <= 1 else 1.0
 
 
 def opened_sums(record: Record, *of: str, aborted: bool = False) -> Sequence[Mapping[str, Any]] | None:
