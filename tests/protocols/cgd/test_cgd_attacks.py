@@ -299,6 +299,13 @@ def test_an_earlier_round_does_not_make_room_for_a_second_z(fresh: dict[str, Cli
         victim.answer(Forward(stamp=row, fraction_bits=BITS - 1))
 
 
+@pytest.mark.parametrize("bits", [45, 60, 2**62])
+def test_a_relay_chooses_no_range_of_z(fresh: dict[str, Client], bits: int) -> None:
+    """A holder's refusals of its own z would be a search for its largest value."""
+    with pytest.raises(PeerError, match="expected an encoding of z of at most"):
+        fresh[VICTIM].answer(Forward(stamp=at(Stamp("run", 9, 0), "row=row-0"), fraction_bits=bits))
+
+
 @pytest.mark.parametrize("attempt", [0, 1])
 def test_a_head_takes_one_z_a_take(fresh: dict[str, Client], attempt: int) -> None:
     """A relay may add to a sum of z what it likes, and with a partner of the row reads what comes of it."""

@@ -29,7 +29,7 @@ from moretta.errors import MisuseError, PeerError, SumSpent
 from moretta.protocols.cgd import local, messages
 from moretta.protocols.cgd.group_keys import GroupKeys, group_of
 from moretta.protocols.cgd.layers import Group, Layers, summed
-from moretta.protocols.cgd.messages import Contribute, Descend, Done, Forward, Join, Scored
+from moretta.protocols.cgd.messages import ROW_RING, Contribute, Descend, Done, Forward, Join, Scored
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.cgd.row_order import RowOrder
 from moretta.protocols.common import modules, scoring
@@ -41,7 +41,6 @@ from moretta.protocols.common.silo_rows import Begin, Ready
 from moretta.protocols.common.silo_setup import SiloSetup
 from moretta.protocols.common.statistics import NOTHING, Statistics
 from moretta.secure_aggregation.agreement import PeerKeys
-from moretta.secure_aggregation.encoding import Ring
 from moretta.secure_aggregation.keyed_sums import Contributor
 from moretta.secure_aggregation.keystream import SecretRoot, digest_of, encode_parts
 from moretta.secure_aggregation.masks import add_masks
@@ -53,7 +52,6 @@ def _digest(content: Array | bytes) -> bytes:
     return hashlib.sha256(content if isinstance(content, bytes) else np.ascontiguousarray(content).data).digest()
 
 
-ROW_RING = Ring(64)
 OF_A_ROW = (messages.DescribeRows, Forward, Join, messages.Backward)  # their answers are for the own row alone
 ON_ROWS = (messages.DescribeRows, AskMoments, Begin, Forward, Join, Contribute)  # they need rows in their order
 
@@ -317,6 +315,9 @@ class Client:
     def _partial(self, ask: Forward) -> messages.Partial:
         if self._position.head == self._position.me:
             raise MisuseError("was asked to send its part of z, which the head of a row joins to the others' itself")
+        if ask.fraction_bits > (most := messages.bits_of_z(len(self._position.row))):
+            # A refusal of z itself would show whether a value is out of a range that the relay chose.
+            raise PeerError(f"expected an encoding of z of at most {most} fraction bits, got {ask.fraction_bits}")
         z = self._part_of_z(ask.stamp)
         self._hold_z(ask)
         words = ROW_RING.encode("z", z, 1, ask.fraction_bits, len(self._position.row), len(self._position.row))

@@ -8,8 +8,16 @@ from typing import Annotated
 
 from moretta.contract.messages import Array, Message, Octets, Tensors, length, message, shaped, within
 from moretta.data.alignment.exchange import MESSAGES as ALIGNMENT
+from moretta.secure_aggregation.encoding import Ring
 
 LAST = 2**31 - 1  # the last possible round; 0 is before the first
+LARGEST_Z = 2.0**20  # of a part of z; the ring then keeps 30 or more fraction bits
+ROW_RING = Ring(64)
+
+
+def bits_of_z(holders: int) -> int:
+    """Return the fraction bits of z in a row of so many holders, so that each part of z may be up to `LARGEST_Z`."""
+    return ROW_RING.fraction_bits("z", LARGEST_Z, holders, holders)
 
 
 @message("cgd/where")

@@ -30,12 +30,11 @@ from moretta.protocols.common.releases import watched
 from moretta.protocols.common.setting import Setting
 from moretta.secure_aggregation.agreement import agree_on_keys
 from moretta.secure_aggregation.cohort import complete
-from moretta.secure_aggregation.encoding import Ring, add_up
+from moretta.secure_aggregation.encoding import add_up
 from moretta.secure_aggregation.sums import Relayed, to_leave_out
 
 log = logging.getLogger("moretta")
 
-LARGEST_Z = 2.0**20  # of a part of z; the ring then keeps 30 or more fraction bits
 IN_VAIN = 2  # successive rounds without a step after which the run fails
 
 
@@ -222,7 +221,7 @@ class Server:
         """Run forward and backward passes of one row. Return its missing silos; such a row misses the round."""
         head, *others = names
         words = np.empty((0, 0), dtype=np.uint64)
-        bits = Ring(64).fraction_bits("z", LARGEST_Z, len(names), len(names))
+        bits = messages.bits_of_z(len(names))
         if others:
             parts = yield Ask.all(others, messages.Forward(stamp=now, fraction_bits=bits), messages.Partial)
             if parts.missing:

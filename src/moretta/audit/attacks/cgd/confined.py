@@ -23,11 +23,11 @@ from moretta.data.holders import Grid, grid_of
 from moretta.data.rows import Rows
 from moretta.data.silo import in_order
 from moretta.errors import ParameterError
-from moretta.protocols.cgd.client import ROW_RING, Client
+from moretta.protocols.cgd.client import Client
 from moretta.protocols.cgd.layers import Layers
 from moretta.protocols.cgd.local import Local, head_pass, whole_gradient
 from moretta.protocols.cgd.local import part_of_z as part_of
-from moretta.protocols.cgd.messages import Descend, Join
+from moretta.protocols.cgd.messages import ROW_RING, Descend, Join
 from moretta.protocols.cgd.row_order import ALIGNED_ORDER
 from moretta.protocols.common.targets import classes_of
 
