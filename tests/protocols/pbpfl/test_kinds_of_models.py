@@ -454,6 +454,23 @@ def test_packed_sequences_take_fedsgd_s_steps(given: str, kind: Any) -> None:
     assert not torch.equal(after[0]["layer.weight_hh_l0"], model(kind).layer.weight_hh_l0.double())
 
 
+class NotPacked(Packed):
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.middle(self.layer(self.words(ids))[0].sum(1)).relu())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("given", PACKED)
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_packed_sequences_hide_what_rows_of_one_length_do(given: str, kind: Any) -> None:
+    model, rows = PACKED[given]
+    read = rows(*texts(0))
+    inputs = tuple(map(torch.from_numpy, read.values() if isinstance(read, dict) else [read]))
+    packed, whole = ScalePlan.of(model(kind), inputs), ScalePlan.of(NotPacked(kind), (torch.from_numpy(texts(0)[0]),))
+    assert (packed.free, packed.blocks, len(packed.signs)) == (whole.free, whole.blocks, len(whole.signs))
+    assert packed.blocks.count(5) == 2, "the hidden channels of both ways"
+    assert len(packed.signs) == 10
+
+
 def test_packed_sequences_are_not_cut_into_blocks() -> None:
     silos = [Silo(name, *texts(seed)) for seed, name in enumerate("ab")]
     blocks = BAFFLE(loss="mse", perturb="blocks", k={"*": 4})

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from moretta.protocols.pbpfl.graph import Call
-from moretta.protocols.pbpfl.rules import GATES, RULES, Known, Rule, contract, opaque
+from moretta.protocols.pbpfl.rules import GATES, PACKING, RULES, Known, Rule, contract, opaque
 from moretta.protocols.pbpfl.solver import ANY, Ids, Solver, View, compress, constant
 
 
@@ -148,9 +148,12 @@ def _gated(solver: Solver, kind: str, views: list[View | None], inward: Ids, hid
 
 def recurrent(solver: Solver, call: Call) -> Known:
     """nn.LSTM, nn.GRU, nn.RNN: hidden channels move, and have signs or scales, in all gates at once (`_gated`)."""
-    if len(call.args) != 9 or call.args[0].dim() != 3 or not isinstance(call.args[2], list | tuple):
+    if len(call.args) != 9:
         return opaque(solver, call)
-    x, state, weights, biased, layers, dropout, _, both_ways, _ = call.args
+    packed = isinstance(call.args[3], list | tuple)  # after the rows, the number of them at each step
+    x, state, weights, biased, layers, dropout, _, both_ways, *_ = [call.args[0], *call.args[1 + packed :]]
+    if x.dim() != 3 - packed or not isinstance(weights, list | tuple):
+        return opaque(solver, call)
     each, ways = (4 if biased else 2), 1 + both_ways
     views = _views(solver, *weights)
     begun = [solver.ids(leaf) for leaf in tree_leaves(state)]
@@ -173,7 +176,16 @@ def recurrent(solver: Solver, call: Call) -> Known:
         *(torch.stack(numbers)[:, None] for numbers in zip(*((h.scale, h.channel) for h in hidden), strict=True))
     )
     output, *states = call.result
-    return [inward.along(-1, 3).expand(output.shape), *(last.expand(leaf.shape) for leaf in states)]
+    return [inward.along(-1, x.dim()).expand(output.shape), *(last.expand(leaf.shape) for leaf in states)]
+
+
+def packing(solver: Solver, call: Call) -> Known:
+    """Packing sequences of different lengths, and padding them with zeros: each channel is one scale, and passes."""
+    if call.name == "_pad_packed_sequence" and call.argument(3, "padding_value"):
+        return opaque(solver, call)
+    rows, lengths = call.result
+    ids = solver.collapse(solver.ids(call.args[0]), (-1,)).map(lambda numbers: numbers.reshape(-1))
+    return [ids.along(-1, rows.dim()).expand(rows.shape), constant(lengths.shape)]
 
 
 def cell(solver: Solver, call: Call) -> Known:
@@ -436,6 +448,7 @@ LAYERS: dict[str, Rule] = {
     **dict.fromkeys(["layer_norm", "rms_norm"], layer_norm),
     **dict.fromkeys(GATES, recurrent),
     **{f"{name}_cell": cell for name in GATES},
+    **dict.fromkeys(PACKING, packing),
     "linear": linear,
     "addmm": addmm,
     "matmul": matmul_by_parameter,

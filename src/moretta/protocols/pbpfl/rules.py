@@ -284,6 +284,15 @@ def movement(solver: Solver, call: Call) -> Known:
     return [Ids(scale, channel) for scale, channel in zip(scales, channels, strict=True)]
 
 
+def select_index(solver: Solver, call: Call) -> Known:
+    """Whatever the indices, nothing changes along an axis with one scale and channel: the order of packed rows."""
+    x, axis = call.argument(0, "input"), call.argument(1, "dim")
+    ids = solver.values.get(id(x))
+    if not isinstance(ids, Ids) or axis % x.dim() in _varying(ids):
+        return movement(solver, call)
+    return ids.map(lambda numbers: numbers.narrow(axis, 0, 1)).expand(call.result.shape)
+
+
 def _moved_view(solver: Solver, call: Call) -> Known:
     view = solver.value(call.args[0])
     if not isinstance(view, View) or (len(tensors_of(call)) > 1 and call.name != "__getitem__"):
@@ -369,9 +378,11 @@ _NOISE = [
 GATES = {"lstm": (0, 0, 1, 0), "gru": (0, 0, 1), "rnn_tanh": (1,), "rnn_relu": (1,)}
 """The gates with the scale of a hidden channel; the others go through a sigmoid, which has scale 1."""
 
+PACKING = ("_pack_padded_sequence", "_pad_packed_sequence")
+
 SIGNED = frozenset({
-    *COPIES, *_MOVEMENT, "linear", "addmm", "matmul", "add", "sub", "mul", "mean", "sum", "neg", "dropout",
-    *GATES, *(f"{name}_cell" for name in GATES),
+    *COPIES, *_MOVEMENT, *PACKING, "linear", "addmm", "matmul", "add", "sub", "mul", "div", "mean", "sum", "neg",
+    "dropout", *GATES, *(f"{name}_cell" for name in GATES),
 })  # fmt: skip
 """Functions whose rules also hold for scales of -1: f(-x) = -f(x), or the rule sets scale 1 itself."""
 
@@ -390,6 +401,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(["where", "masked_fill"], where),
     **dict.fromkeys(["softmax", "log_softmax", "softmin", "normalize"], softmax),
     **dict.fromkeys(["matmul", "rmatmul"], matmul),
+    "index_select": select_index,
     "mul": multiply,
     "div": divide,
 }
