@@ -60,6 +60,8 @@ class Case:
             model = model.to(memory_format=torch.channels_last)
         random = np.random.default_rng(0)
         classes, x = random.integers(0, max(outputs, 2), batch), random.normal(size=(batch, *shape)).astype("f4")
+        if len(shape) == 3:  # one copy, in the layout that is used
+            x = np.moveaxis(np.ascontiguousarray(np.moveaxis(x, 1, -1)), -1, 1)
         targets = enrolment.targets(classes, outputs, protocol.loss, "silo", torch.float32)
         own = TrainingRows(x, targets.numpy(), Batches(batch, 0, 0, "silo"))
         rows = SiloRows(own, torch.float32, device, passes=passes)
@@ -74,7 +76,8 @@ class Case:
         model = model.to(device)
         self.plain = FedSGDClient(FedSGD(loss=protocol.loss), model, rows, contributor("none", "silo"), 1)
         sums = contributor("none", "silo")
-        self.perturbed = PBPFLClient(protocol.loss_function, model, self.plan.head, rows, sums, protocol.variant)
+        blank = modules.blank(copy.deepcopy(model))  # as a silo has it
+        self.perturbed = PBPFLClient(protocol.loss_function, blank, self.plan.head, rows, sums, protocol.variant)
         self.ask = TrainOn(
             stamp=NOW,
             parameters=self.perturbation.perturb(self.tensors, self.key, torch.float32),

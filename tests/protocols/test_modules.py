@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from networks import seeded
@@ -211,3 +212,23 @@ def test_a_state_that_torch_optim_left_is_taken_up(settings: Training) -> None:
     reference.step()
     mine, other = modules.arrays(ours), modules.arrays(theirs)
     assert all(mine[name].tobytes() == other[name].tobytes() for name in mine)
+
+
+def test_a_blank_module_takes_no_memory_until_it_is_written_to() -> None:
+    start = nn.Sequential(nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), nn.Linear(2048, 4096, bias=False))
+    blank = modules.blank(copy.deepcopy(start))
+    assert not any(parameter.any() for parameter in blank.parameters())
+    assert [parameter.stride() for parameter in blank.parameters()] == [one.stride() for one in start.parameters()]
+    modules.load(blank, modules.arrays(start))
+    for name, array in modules.arrays(blank).items():
+        np.testing.assert_array_equal(array, start.state_dict()[name].numpy())
+    before, large = resident(), nn.Linear(4096, 4096, bias=False)
+    assert resident() - before > 60, "MiB of weights"
+    blanks = [modules.blank(large) for _ in range(4)]
+    assert resident() - before < 10
+    del blanks
+
+
+def resident() -> float:
+    """Return this process's resident memory, in MiB."""
+    return psutil.Process().memory_info().rss / 2**20

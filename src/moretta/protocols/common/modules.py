@@ -94,6 +94,15 @@ def load(module: nn.Module, tensors: Tensors) -> None:
             state[name].copy_(value)
 
 
+def blank(module: nn.Module) -> nn.Module:
+    """Set all parameters to 0, on the CPU in memory that the system provides only once it is written to."""
+    for parameter in module.parameters():
+        zeros = torch.from_numpy(np.zeros(parameter.numel() * parameter.element_size(), np.uint8))
+        flat = zeros.to(parameter.device).view(parameter.dtype)
+        parameter.data = flat.as_strided(parameter.shape, parameter.stride())
+    return module
+
+
 def on_device(arrays: Tensors, device: torch.device) -> dict[str, Tensor]:
     """Return arrays as read-only tensors: on the CPU mostly in their own memory, elsewhere one copy for each dtype."""
     tensors = dict[str, Tensor]()

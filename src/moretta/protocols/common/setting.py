@@ -264,13 +264,9 @@ class Setting:
 
     def blank_model(self) -> nn.Module:
         """Return the same with all weights 0: a silo that receives a perturbed model must not hold the true one."""
-        import torch  # a silo's own site may have no PyTorch
+        from moretta.protocols.common.modules import blank  # a silo's own site may have no PyTorch
 
-        model = self.silo_model()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.zero_()
-        return model
+        return blank(self.silo_model())
 
     def rules(self, scheme: str, members: Sequence[str] | None = None) -> Rules:
         """Return the rules that all roles of a sum share. scheme: "none" for a pool of all rows, under all settings.

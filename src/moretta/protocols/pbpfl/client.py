@@ -14,7 +14,7 @@ from moretta.errors import MisuseError, PeerError
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.losses import Loss, chances
-from moretta.protocols.common.scoring import Score
+from moretta.protocols.common.scoring import Question
 from moretta.protocols.pbpfl import ratios, softmax, terms
 from moretta.protocols.pbpfl.head import Head
 from moretta.protocols.pbpfl.messages import BlindedSoftmax, Predictions, Softmax, TrainOn
@@ -80,7 +80,7 @@ class Client:
                 y = ratios.unblinded(message, waiting.lambdas)
                 answer = Softmax(stamp=stamp, y=y, k=k, encoding=encoding)
                 return (yield from self._after_softmax(answer, waiting))
-        model = self._noisy.own if isinstance(message, Score) else self._noisy.built
+        model = self._noisy.own if isinstance(message, Question) else self._noisy.built
         with self.phase("aggregation"):
             return self._rows.answer(message, self._contributor, model)
 

@@ -27,6 +27,7 @@ from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.passes import WHOLE, Passes, Replayed
 from moretta.protocols.common.stacked import LARGEST
 from moretta.protocols.pbpfl import terms
+from moretta.protocols.pbpfl.backward import gradients_along
 from moretta.protocols.pbpfl.head import Head
 from moretta.protocols.pbpfl.messages import TrainOn
 from moretta.protocols.pbpfl.terms import NoisyHead, Terms
@@ -89,7 +90,7 @@ class Trunk:
             return {}
         if self._dense is not None:
             return self._backward_dense(self._dense, cotangents, places)
-        parameters, last, begin = list(self._parameters.values()), len(cotangents) - 1, 0
+        parameters, begin = list(self._parameters.values()), 0
         total = [list[Tensor]() for _ in cotangents]
         while self._ways:  # each frees its graph before the next makes its own
             way = self._ways.pop(0)
@@ -97,15 +98,12 @@ class Trunk:
             some = slice(begin, begin + len(h))
             ways = [(h, cotangents), *([] if rest is None or beside is None else [(rest, beside)])]
             ways = [(end, seeds) for end, seeds in ways if end.requires_grad]  # layers below may be frozen
-            for number, before in enumerate(total):
-                if not ways:
-                    gradients: Sequence[Tensor] = [torch.zeros_like(parameter) for parameter in parameters]
-                else:
-                    ends, seed = zip(*((end, seeds[number][some]) for end, seeds in ways), strict=True)
-                    gradients = torch.autograd.grad(
-                        ends, parameters, seed, retain_graph=number < last, materialize_grads=True
-                    )
-                total[number] = [a + b for a, b in zip(before, gradients, strict=True)] if before else list(gradients)
+            seeds = [[along[some] for along in each] for each in zip(*(seeds for _, seeds in ways), strict=True)]
+            part = gradients_along([end for end, _ in ways], seeds or [[] for _ in cotangents], parameters)
+            total = [  # frees what was added
+                [before.pop(0) + more.pop(0) for _ in parameters] if before else more
+                for before, more in zip(total, part, strict=True)
+            ]
             begin = some.stop
         return dict(zip(self._parameters, zip(*total, strict=True), strict=True))
 
