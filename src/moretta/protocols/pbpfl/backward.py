@@ -28,7 +28,7 @@ def gradients_along(
     Operations and their order are those of whole passes, so the gradients have the same bits.
 
     Args:
-        ends: tensors to differentiate. If there are none, all gradients are 0.
+        ends: tensors to differentiate; without any, all gradients are 0.
         seeds: for each cotangent a tensor for each of the ends, of its shape.
         parameters: leaves of the graph; those outside of it have the gradient 0.
 
