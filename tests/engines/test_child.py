@@ -37,11 +37,11 @@ from toy import SCHEMA, Hello, Said
 from moretta import errors
 from moretta.contract import framing
 from moretta.contract.codec import Codec
-from moretta.engines.child import HERE, MESSAGES, BeSilo, Acknowledged, AnswerHeader, Restore, as_arrays
+from moretta.engines.child import LOCAL, MESSAGES, BeSilo, Acknowledged, AnswerHeader, Restore, as_arrays
 from moretta.engines.frames import receive_arrays
 codec, source, sink = Codec((*SCHEMA, *MESSAGES)), sys.stdin.buffer, sys.stdout.buffer
 while (data := framing.read(source)) is not None:
-    asked, error, answer, state = codec.decode(data), "", Acknowledged(stamp=HERE), {{}}
+    asked, error, answer, state = codec.decode(data), "", Acknowledged(stamp=LOCAL), {{}}
     if isinstance(asked, BeSilo):
         x, y = receive_arrays(source).values()
         begun, number = asked, int(x.sum() + y.sum()) + len(asked.state)
@@ -51,7 +51,7 @@ while (data := framing.read(source)) is not None:
         answer, state = Said(stamp=asked.stamp, number=number), {{**as_arrays({{"more": b"m"}}), **begun.state}}
     else:
         error = begun.settings
-    envelope = AnswerHeader(stamp=HERE, seconds={{"local_forward": 2.0}}, peak_mib=7.5, state=state, error=error,
+    envelope = AnswerHeader(stamp=LOCAL, seconds={{"local_forward": 2.0}}, peak_mib=7.5, state=state, error=error,
                         sentence="expected this, got that" if error else "")
     framing.write(sink, codec.encode(envelope))
     if not error:
@@ -187,7 +187,7 @@ from moretta.contract import framing
 from moretta.contract.codec import Codec
 from moretta.engines import child as wire
 for _ in range(2):
-    framing.write(sys.stdout.buffer, Codec(SCHEMA).encode(Said(stamp=wire.HERE, number=1)))
+    framing.write(sys.stdout.buffer, Codec(SCHEMA).encode(Said(stamp=wire.LOCAL, number=1)))
 """
     with pytest.raises(Disconnected, match="sent `toy/said` before its envelope"):
         silo(junk).answer(Hello(stamp=NOW))

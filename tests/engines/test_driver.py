@@ -15,7 +15,7 @@ from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, Repl
 from moretta.engines.driver import COSTS, LOSSES, READMITS, Driver, DroppedSilo, RoundEnd
 from moretta.engines.in_process import InProcess
 from moretta.engines.journal import Journal
-from moretta.engines.takes import SAYS, AskedTakes
+from moretta.engines.takes import MOST_REPORTS, AskedTakes
 from moretta.errors import Disconnected, MisuseError, ParameterError, PeerError, RunFailed, SumSpent
 from moretta.secure_aggregation.unmasking import Unmask
 
@@ -614,10 +614,10 @@ def test_a_silo_that_says_without_end_that_takes_are_spent_is_left_out() -> None
     clients = spenders(b={(1, take): (take + 1, "ab", False) for take in range(99)})
     server = Opening({})
     ends = play(server, clients, 2)
-    assert [(end.take, end.report.figures["sum"]) for end in ends] == [(SAYS, 101.0), (0, 111.0)]
+    assert [(end.take, end.report.figures["sum"]) for end in ends] == [(MOST_REPORTS, 101.0), (0, 111.0)]
     assert [one.silo for one in ends[0].dropped] == ["b"]
     assert "that the take was spent" in ends[0].dropped[0].reason
-    assert len(server.played) == SAYS + 3
+    assert len(server.played) == MOST_REPORTS + 3
 
 
 def test_silos_that_all_say_so_without_end_end_the_run() -> None:
@@ -625,4 +625,4 @@ def test_silos_that_all_say_so_without_end_end_the_run() -> None:
     server = Opening({})
     with pytest.raises(RunFailed, match=r"round 1 .* that the take was spent"):
         play(server, spenders(a=says, b=says, c=says), 1)
-    assert len(server.played) <= SAYS + 2
+    assert len(server.played) <= MOST_REPORTS + 2

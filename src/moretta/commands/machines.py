@@ -248,7 +248,7 @@ def new_key(
 
     identity = Identity.fresh()
     identity.save(out, alone=True)
-    _say_key(identity.public_key, {"out": str(out)})
+    _print_key(identity.public_key, {"out": str(out)})
 
 
 @keys.command("show")
@@ -258,10 +258,10 @@ def show_key(
     """Show an identity's public key, as a line for the roster, and its fingerprint."""
     from moretta.secure_aggregation.identity import read_public_key
 
-    _say_key(read_public_key(path), {})
+    _print_key(read_public_key(path), {})
 
 
-def _say_key(key: bytes, more: Mapping[str, str]) -> None:
+def _print_key(key: bytes, more: Mapping[str, str]) -> None:
     from moretta.secure_aggregation.identity import fingerprint, public_line
 
     marks = {"fingerprint": fingerprint(key), **more}

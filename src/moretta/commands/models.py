@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moretta.commands.rows import Absent, Decimal, FileEncoding, Separator, given_of
+from moretta.commands.rows import Absent, Decimal, FileEncoding, Separator, format_fields
 from moretta.commands.terminal import AllowCode, allows_code, needs_torch, say
 from moretta.errors import ParameterError
 
@@ -60,11 +60,11 @@ def predict(
         from moretta.run.prediction import predict as predict_rows
         from moretta.run.trained_model import ModelChoice
 
-        form, mapping = _as_written(silo_file, given_of(separator, decimal, file_encoding, absent))
+        form, mapping = _as_written(silo_file, format_fields(separator, decimal, file_encoding, absent))
         choice = ModelChoice(true_model, silo, model, allows_code(folder, allow_code))
         rows, outputs, left_out = predict_rows(folder, data, out, choice, form=form, mapping=mapping)
     result = {"rows": rows, "outputs": outputs, "out": str(out)}
-    _say_without(left_out, result, lambda: print(f"{rows} rows, {outputs} outputs each: {out}"))
+    _print_without(left_out, result, lambda: print(f"{rows} rows, {outputs} outputs each: {out}"))
 
 
 def evaluate(
@@ -94,7 +94,7 @@ def evaluate(
         from moretta.run.prediction import evaluate as judge
         from moretta.run.trained_model import ModelChoice
 
-        form, mapping = _as_written(silo_file, given_of(separator, decimal, file_encoding, absent))
+        form, mapping = _as_written(silo_file, format_fields(separator, decimal, file_encoding, absent))
         choice = ModelChoice(true_model, silo, model, allows_code(folder, allow_code))
         scores, left_out = judge(folder, data, choice, by=by, form=form, mapping=mapping)
 
@@ -117,7 +117,7 @@ def evaluate(
         if scores.get("parts_withheld"):
             print(f"{scores['parts_withheld']} values of {by} have too few rows to be shown")
 
-    _say_without(left_out, scores, show)
+    _print_without(left_out, scores, show)
 
 
 def _as_written(silo_file: Path | None, options: dict[str, Any]) -> tuple[dict[str, Any], ColumnMapping]:
@@ -131,7 +131,7 @@ def _as_written(silo_file: Path | None, options: dict[str, Any]) -> tuple[dict[s
     return asdict(site.data.form) | options, site.mapping
 
 
-def _say_without(left_out: Mapping[int, str], result: Mapping[str, object], show: Callable[[], None]) -> None:
+def _print_without(left_out: Mapping[int, str], result: Mapping[str, object], show: Callable[[], None]) -> None:
     """Print a result, then the rows that were left out; if there are any, exit with 3."""
 
     def show_both() -> None:

@@ -28,10 +28,10 @@ def form_of(separator: str | None, decimal: str | None, file_encoding: str | Non
     """Return the form of a .csv file. Raises `moretta.errors.ParameterError` for another sign."""
     from moretta.data.tables.files import Format
 
-    return Format(**given_of(separator, decimal, file_encoding, absent))
+    return Format(**format_fields(separator, decimal, file_encoding, absent))
 
 
-def given_of(
+def format_fields(
     separator: str | None, decimal: str | None, file_encoding: str | None, absent: list[str]
 ) -> dict[str, Any]:
     """Return the fields of `Format` that are set."""

@@ -104,8 +104,8 @@ def allows_code(folder: Path, allow_code: bool, *, data: bool = False) -> bool:
         return True
     if not (folder / "run.toml").exists() or not (sys.stdin.isatty() and screen.is_terminal):
         return False
-    asked = consent.question(folder, run_files.of_folder(folder), data=data)
-    return not asked or typer.confirm(f"{one_line(asked)}. Run it?", err=True)
+    question = consent.question(folder, run_files.of_folder(folder), data=data)
+    return not question or typer.confirm(f"{one_line(question)}. Run it?", err=True)
 
 
 def read(folder: Path, name: str) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def _is_square(data: Data) -> bool:
     return len(shape) == 3 and shape[0] in (1, 3) and shape[1] == shape[2]
 
 
-def _says_targets(data: Data) -> bool:
+def _sets_targets(data: Data) -> bool:
     """Return whether [data] has a key on targets or absent values that a table's schema also sets."""
     return bool(data.classes or data.outputs or data.mask or data.missing != "error")
 
@@ -183,7 +183,7 @@ RULES: tuple[SettingRule, ...] = (
         "images; for example {data.inputs:=[1, 224, 224]}",
     ),
     SettingRule(
-        lambda s: _image(s) and (_says_targets(s.data) or s.data.tokens or s.data.partition != "iid"),
+        lambda s: _image(s) and (_sets_targets(s.data) or s.data.tokens or s.data.partition != "iid"),
         "{data.classes}, {data.outputs}, {data.mask}, {data.tokens}, {data.missing} and {data.partition} are not for "
         "images whose classes the schema lists; remove them",
     ),
@@ -199,7 +199,7 @@ RULES: tuple[SettingRule, ...] = (
             s.table is not None
             and not _image(s)
             and s.data.source != PYTHON
-            and (s.data.inputs or _says_targets(s.data))
+            and (s.data.inputs or _sets_targets(s.data))
         ),
         "{data.inputs}, {data.classes}, {data.outputs}, {data.mask} and {data.missing} follow from the schema of the "
         "table; remove them",

@@ -474,8 +474,8 @@ def specification_of(
     return Specification(
         run,
         data if data.standardise is not None else data.model_copy(update={"standardise": standardise}),
-        _found_start(run_file) if imports else run_file.protocol,
-        _found_keys(run_file) if aggregation is None else aggregation,
+        _start_beside(run_file) if imports else run_file.protocol,
+        _keys_beside(run_file) if aggregation is None else aggregation,
         run_file.engine,
         task=task,
         table=table,
@@ -488,7 +488,7 @@ def specification_of(
     )
 
 
-def _found_start(run_file: RunFile) -> Training:
+def _start_beside(run_file: RunFile) -> Training:
     """Return the protocol's settings, with its warm start and its own code found beside the run file."""
     protocol = run_file.protocol
     if protocol.own_code:
@@ -498,7 +498,7 @@ def _found_start(run_file: RunFile) -> Training:
     return protocol
 
 
-def _found_keys(run_file: RunFile) -> SecureAggregation:
+def _keys_beside(run_file: RunFile) -> SecureAggregation:
     """Return [secure-aggregation] with its roster and identities found beside the run file."""
     secure = run_file.secure_aggregation
     if secure.roster is None:

@@ -30,7 +30,7 @@ from moretta.errors import Disconnected, MisuseError, MorettaError
 
 log = logging.getLogger("moretta")
 
-HERE = Stamp("edge", 0, 0)  # of messages that do not leave the machine
+LOCAL = Stamp("edge", 0, 0)  # of messages that do not leave the machine
 SENTENCE = 10_000  # characters
 
 
@@ -173,7 +173,7 @@ class ChildClient:
         began = time.monotonic()
         self._process = Process(self._command, own_environment())
         state = as_arrays(self._state)
-        begin = BeSilo(stamp=HERE, settings=self._settings, state=state, insecure=self._insecure)
+        begin = BeSilo(stamp=LOCAL, settings=self._settings, state=state, insecure=self._insecure)
         try:
             self._done(begin, self._rows, seconds=max(START, self.deadline))
         except Exception:  # half started, it cannot serve the next message
@@ -190,7 +190,7 @@ class ChildClient:
         self._state = dict(state)
         if self._process is not None:
             try:
-                self._done(Restore(stamp=HERE, state=as_arrays(self._state)))
+                self._done(Restore(stamp=LOCAL, state=as_arrays(self._state)))
             except Disconnected as error:
                 log.warning("%s; it starts anew with the next message", error)
 

@@ -239,7 +239,7 @@ class Driver:
         back = self._engine.back(away, least if least > 0 else len(away)) if away and waits <= WAITS else []
         left = {silo: why for silo, why in lost.items() if silo not in back}
         if not back:
-            left |= takes.without_them()
+            left |= takes.without_repeaters()
         elif len(takes.playing(left)) < needed:
             raise failure
         if len(left) == len(lost) or len(takes.playing(left)) < self._least:
@@ -288,11 +288,11 @@ class Driver:
                     used = not isinstance(end.value, Aborted)
                     return end.value  # type: ignore[no-any-return]
                 self._opens |= not set_up and opens(ask)
-                heard = self._engine.deliver(ask)
+                received = self._engine.deliver(ask)
                 # A silo that reports this has helped to open a sum of this round, perhaps in an earlier session.
-                spent = any(why.spent is not None for why in heard.missing.values())
+                spent = any(why.spent is not None for why in received.missing.values())
                 self._opens |= spent and not set_up and not self._only
-                replies = self._believed(heard)
+                replies = self._believed(received)
                 _note(gone, replies.missing)
                 opened |= dict.fromkeys(opened_by(ask, replies))
         finally:
@@ -302,12 +302,12 @@ class Driver:
 
     def _believed(self, replies: Replies) -> Replies:
         """Return replies with credible claims of spent takes; a set unable to repeat the round is malformed."""
-        heard = dict[str, Missing]()
+        claims = dict[str, Missing]()
         for silo, why in replies.missing.items():
             if why.spent is None:
                 continue
             if can_play(why.spent, silo, self._present, self._least):
-                heard[silo] = replace(why, spent=self._asked.believed(why.spent))
+                claims[silo] = replace(why, spent=self._asked.believed(why.spent))
                 continue
             detail = (
                 f"it names silos that alone may repeat this round; expected at least {self._least} of the round, "
@@ -315,8 +315,8 @@ class Driver:
                 "back, or allow sums over other sets at each silo ([privacy] repeat-whole-rows)"
             )
             log.warning("%s: silo `%s` is missing, %s: %s", why.spent.stamp, silo, Reason.MALFORMED, detail)
-            heard[silo] = Missing(Reason.MALFORMED, detail)
-        return replace(replies, missing={**replies.missing, **heard}) if heard else replies
+            claims[silo] = Missing(Reason.MALFORMED, detail)
+        return replace(replies, missing={**replies.missing, **claims}) if claims else replies
 
 
 AWAY = (Reason.DISCONNECTED, Reason.LATE)  # of silos that may return without help

@@ -26,9 +26,9 @@ from moretta.secure_aggregation.additive import AddShares
 from moretta.secure_aggregation.plain import PlainUpload
 from moretta.secure_aggregation.unmasking import Unmask
 
-SAYS = 3  # the most reports of a spent take by one silo in a round; an honest silo makes fewer
+MOST_REPORTS = 3  # the most reports of a spent take by one silo in a round; an honest silo makes fewer
 
-_OFTEN = Missing(Reason.REFUSED, f"it has said more than {SAYS} times in this round that the take was spent")
+_OFTEN = Missing(Reason.REFUSED, f"it has said more than {MOST_REPORTS} times in this round that the take was spent")
 _BOUND = Missing(
     Reason.REFUSED, "it repeats this round only with the same silos as before, and some of them are missing"
 )
@@ -107,22 +107,22 @@ class RoundTakes:
         spent = {silo: why.spent for silo, why in ended.missing.items() if why.spent is not None}
         # After a try with the named set, a silo that names another set is at fault, not the silos that answer.
         self._claimed.update({silo for silo, claim in spent.items() if claim.whole and self.only} or spent.keys())
-        often = [silo for silo in spent if self._claimed[silo] > SAYS]
-        heard = {silo: claim for silo, claim in spent.items() if silo not in often}
-        whole = {silo: claim for silo, claim in heard.items() if claim.whole}
+        often = [silo for silo in spent if self._claimed[silo] > MOST_REPORTS]
+        reports = {silo: claim for silo, claim in spent.items() if silo not in often}
+        whole = {silo: claim for silo, claim in reports.items() if claim.whole}
         claims = self._alone | whole
         believed = self._believed(claims, {*lost, *often})
         self._bound = list(whole)
         if believed is None:
             self.only, self._alone = (), claims
-            others = [claim.next_take for claim in heard.values() if not claim.whole]
+            others = [claim.next_take for claim in reports.values() if not claim.whole]
             self.take = max([self.take + bool(ended.opened), *others])
         else:
             self.only, self.take = believed.survivors, believed.next_take
             self._alone, self._named_by = {}, [name for name, claim in claims.items() if claim.survivors == self.only]
         return dict.fromkeys(often, _OFTEN)
 
-    def without_them(self) -> dict[str, Missing]:
+    def without_repeaters(self) -> dict[str, Missing]:
         """Let all silos run the next take except those that would only repeat the last one; return those."""
         left_out = dict.fromkeys(self._bound, _BOUND)
         self.take, self.only, self._bound = self.take + bool(left_out), (), []

@@ -56,9 +56,9 @@ class OneTensor:
         named, fits = dict(_named(output)), list(that_fit(output, rows))
         name = self.name or next((usual for usual in USUAL if usual in named), fits[0] if len(fits) == 1 else "")
         if name not in fits:
-            asked = f"no output `{name}` of floats, one a row" if name else f"{len(fits)} outputs that could be trained"
+            fault = f"no output `{name}` of floats, one a row" if name else f"{len(fits)} outputs that could be trained"
             has = either(fits or list(named)) if named else type(output).__name__
-            raise ParameterError(f'the model returns {asked}; it returns {has}: name one by [model] output = "NAME"')
+            raise ParameterError(f'the model returns {fault}; it returns {has}: name one by [model] output = "NAME"')
         return named[name]
 
     def _by_position(self, output: Tensor) -> Tensor:

@@ -262,9 +262,9 @@ def page_beside(folder: Path, port: int, say: Say) -> Iterator[Say]:
         yield lambda sentence: None
         return
     try:
-        yield lambda sentence: _tell(process, note=sentence)
+        yield lambda sentence: _send_status(process, note=sentence)
     except BaseException as error:
-        _tell(process, failed=why(error))
+        _send_status(process, failed=why(error))
         raise
     finally:
         _end(process)
@@ -287,7 +287,7 @@ def _started(folder: Path, descriptor: int, token: str) -> subprocess.Popen[byte
     return process
 
 
-def _tell(process: subprocess.Popen[bytes], **status: str) -> None:
+def _send_status(process: subprocess.Popen[bytes], **status: str) -> None:
     _write(process, json.dumps(status) + "\n")
 
 

@@ -363,8 +363,8 @@ def summary(records: Sequence[RunRecord]) -> str:
     return f"{opening} {' '.join(dict.fromkeys(absences))}".strip()
 
 
-def _count(number: int, thing: str) -> str:
-    return f"{_number_word(number)} {thing}{'' if number == 1 else 's'}"
+def _count(number: int, noun: str) -> str:
+    return f"{_number_word(number)} {noun}{'' if number == 1 else 's'}"
 
 
 def _number_word(number: int) -> str:

@@ -101,11 +101,11 @@ def labels(records: Sequence[RunRecord]) -> tuple[str, ...]:
     """Return a short, distinct name for each run: its protocol, and its folder or number if needed."""
     names = [label_of(record) for record in records]
     # For a folder named by its protocol and more, such as pbpfl-partitions-all, only the rest is shown.
-    names = _told_apart(names, [_further(record) for record in records])
-    return tuple(_told_apart(names, [str(number) for number in range(1, len(records) + 1)]))
+    names = _distinct(names, [_further(record) for record in records])
+    return tuple(_distinct(names, [str(number) for number in range(1, len(records) + 1)]))
 
 
-def _told_apart(names: Sequence[str], further: Sequence[str]) -> list[str]:
+def _distinct(names: Sequence[str], further: Sequence[str]) -> list[str]:
     count = Counter(names)
     return [f"{name} ({more})" if count[name] > 1 and more else name for name, more in zip(names, further, strict=True)]
 

@@ -195,23 +195,23 @@ def run_folder_of(folder: Path, made: Federation) -> tuple[Federation, int]:
     `moretta.errors.ParameterError` if views and federation contradict each other.
     """
     ask, before = _question(made), list[tuple[str, str, Message]]()
-    heard, models = dict[int, Traffic](), dict[int, dict[str, Array]]()
+    by_round, models = dict[int, Traffic](), dict[int, dict[str, Array]]()
     for _, traffic in sorted(_recorded(folder / "views", made).items()):
-        before += _asked(traffic, made)
+        before += _as_questions(traffic, made)
         if sent := [message.parameters for *_, message in before if isinstance(message, ask)]:
             number = len(models) + 1  # only rounds of training count
-            models[number], heard[number] = _model_of(number, sent, made), before
+            models[number], by_round[number] = _model_of(number, sent, made), before
             before = []  # traffic of an evaluation, which may agree on keys, stays for the next round's view
     if not models:
         raise ParameterError(f"{folder / 'views'}: no view has a model that a site was sent to train")
-    made, rounds = _as_summed(made, heard), max(models)
-    run = heard[min(models)][0][2].stamp.run
-    history = _write_views(folder / "views", run, heard, len(made.silos))
+    made, rounds = _as_summed(made, by_round), max(models)
+    run = by_round[min(models)][0][2].stamp.run
+    history = _write_views(folder / "views", run, by_round, len(made.silos))
     names, scheme = [silo.name for silo in made.silos], made.spec.secure_aggregation.scheme
     index, size = views.digest(folder / "views"), modules.size(made.model)
     about = (made.spec, rounds, names, size, scheme, False, (), run, 1, history, Outcome({}))
     record = record_of(PlayedRun(*about, (), {}, False, None, index, [WARNING]), versions())
-    final = _final(public_run(record, made, tuple(models)), heard, models[rounds])
+    final = _final(public_run(record, made, tuple(models)), by_round, models[rounds])
     kept = RunFolder(folder)
     (folder / HISTORY).unlink(missing_ok=True)
     for line in history:
@@ -265,18 +265,18 @@ def _question(made: Federation) -> type[Any]:
     raise ParameterError("views of others' runs are audited as federated averaging; return a Federation with FedAvg()")
 
 
-def _asked(traffic: Traffic, made: Federation) -> Traffic:
+def _as_questions(traffic: Traffic, made: Federation) -> Traffic:
     """Replace a model in the clear and the ask that follows it by the protocol's question."""
-    ask, asked, sent = _question(made), list[tuple[str, str, Message]](), dict[str, dict[str, Array]]()
+    ask, result, sent = _question(made), list[tuple[str, str, Message]](), dict[str, dict[str, Array]]()
     for silo, direction, message in traffic:
         if isinstance(message, PlainUpload) and direction == "received":
             sent[silo] = {name.partition("/")[2]: value for name, value in message.tensors.items()}
         elif not isinstance(message, AskSum):
-            asked.append((silo, direction, message))
+            result.append((silo, direction, message))
         elif silo in sent:  # otherwise the sum is not of a model
             question = ask(stamp=message.stamp, parameters=sent.pop(silo), encoding=message.encoding)
-            asked.append((silo, direction, question))
-    return asked
+            result.append((silo, direction, question))
+    return result
 
 
 def _model_of(number: int, sent: Sequence[Mapping[str, Array]], made: Federation) -> dict[str, Array]:
@@ -292,9 +292,9 @@ def _model_of(number: int, sent: Sequence[Mapping[str, Array]], made: Federation
     return {name: np.asarray(first[name]) for name in own}
 
 
-def _as_summed(made: Federation, heard: Mapping[int, Traffic]) -> Federation:
+def _as_summed(made: Federation, by_round: Mapping[int, Traffic]) -> Federation:
     """Return the federation with the secure sums that the views show, whatever its own settings."""
-    messages = [message for traffic in heard.values() for *_, message in traffic]
+    messages = [message for traffic in by_round.values() for *_, message in traffic]
     plain = any(isinstance(message, PlainUpload) for message in messages)
     words = [message.weight.itemsize for message in messages if isinstance(message, MaskedUpload)]
     sums: dict[str, object] = {"scheme": "none" if plain or not words else "pairwise", "roster": None, "identity": None}
@@ -304,12 +304,12 @@ def _as_summed(made: Federation, heard: Mapping[int, Traffic]) -> Federation:
     return federation
 
 
-def _write_views(folder: Path, run: str, heard: Mapping[int, Traffic], silos: int) -> list[dict[str, Any]]:
+def _write_views(folder: Path, run: str, by_round: Mapping[int, Traffic], silos: int) -> list[dict[str, Any]]:
     """Write the silos' views as the protocol's messages and the server's beside them; return a line for each round."""
     (folder / views.INDEX).unlink(missing_ok=True)
     recorder, lines = views.Recorder(folder, True, 1, run), []
-    codec = Codec(dict.fromkeys(type(message) for traffic in heard.values() for *_, message in traffic))
-    for number, traffic in sorted(heard.items()):
+    codec = Codec(dict.fromkeys(type(message) for traffic in by_round.values() for *_, message in traffic))
+    for number, traffic in sorted(by_round.items()):
         recorder.wants(number)
         sizes = Counter[tuple[str, str]]()
         for silo, direction, message in traffic:
@@ -323,11 +323,11 @@ def _write_views(folder: Path, run: str, heard: Mapping[int, Traffic], silos: in
     return lines
 
 
-def _final(run: Any, heard: Mapping[int, Traffic], last: Mapping[str, Array]) -> dict[str, Array]:
+def _final(run: Any, by_round: Mapping[int, Traffic], last: Mapping[str, Array]) -> dict[str, Array]:
     """Return the model after the last round: the sent one, less the mean of the changes."""
     seen = [
         Heard(OTHER[direction], silo, message, number)
-        for number, traffic in sorted(heard.items())
+        for number, traffic in sorted(by_round.items())
         for silo, direction, message in traffic
     ]
     changes = under(PREFIX, from_heard(run, seen, run.training[-1]).total().means)

@@ -107,7 +107,7 @@ class Evaluator:
         displacement: Callable[[], Tensors] | None,
         by_silos: Mapping[str, Any],
         training: Sequence[Silo],
-        whom: NDArray[np.str_] | None = None,
+        subjects: NDArray[np.str_] | None = None,
     ) -> dict[str, Any]:
         """Return the scores of a run's last models for ``result.json``.
 
@@ -118,12 +118,12 @@ class Evaluator:
             by_silos: Silos' scores on their held-out rows.
             training: Silos on whose rows the common model is scored too, without the user's metrics, which may be
                 undefined there, such as on rows of one class.
-            whom: The subjects of the test rows.
+            subjects: The subjects of the test rows.
         """
         scores = self.of_models(models, test) if test is not None and models else {}
         shown = scores["worst"]["silo"] if "worst" in scores else next(iter(models)) if len(models) == 1 else None
         if test is not None and shown is not None:
-            scores |= self._surely(models[shown], test, whom, {**scores, **scores["metrics"]})
+            scores |= self._surely(models[shown], test, subjects, {**scores, **scores["metrics"]})
         if by_silos:
             scores |= by_silos if test is None else {"silos": by_silos}
         if test is not None and displacement is not None:
@@ -147,12 +147,12 @@ class Evaluator:
         return self._preparation().unscaled(outputs_of(self._module, self._prepared(x)).cpu().numpy())
 
     def _surely(
-        self, tensors: Tensors, rows: LabelledRows, whom: NDArray[np.str_] | None, figures: Mapping[str, Any]
+        self, tensors: Tensors, rows: LabelledRows, subjects: NDArray[np.str_] | None, figures: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return intervals of one model's figures, the baseline of no model (not for masks), and its curves."""
         outputs, classified = self._outputs(tensors, rows[0]), self._task == "classification"
         y = classes_of(rows[1]) if classified else rows[1].astype(np.float64)
-        judgement = judged(outputs, y, self._task, self._loss, None, whom, "test")
+        judgement = judged(outputs, y, self._task, self._loss, None, subjects, "test")
         sure = {
             n: [figure["low"], figure["high"]]
             for n, figure in judgement["figures"].items()

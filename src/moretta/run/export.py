@@ -27,7 +27,7 @@ from moretta.run.raw_rows import Prepared
 from moretta.run.trackers import TrackedRun, figures, tensorboard
 from moretta.run.trained_model import ModelChoice, TrainedModel
 
-HERE = "moretta.run.export"  # the process that exports another's graph
+MODULE = "moretta.run.export"  # the process that exports another's graph
 INPUTS, ONNX = "inputs", "onnx"
 METADATA = "moretta.inputs"  # of an ONNX file: the meaning of inputs and outputs, as JSON
 
@@ -62,7 +62,7 @@ def export(folder: Path, out: Path, choice: ModelChoice = ModelChoice()) -> None
     if isinstance(model.network, ForeignGraph):
         _check_extras()
         request = {**model.network.request(), INPUTS: np.frombuffer(inputs.encode(), np.uint8)}
-        made = ConfinedProcess(HERE).ask(request).get(ONNX, np.empty(0, np.uint8)).tobytes()
+        made = ConfinedProcess(MODULE).ask(request).get(ONNX, np.empty(0, np.uint8)).tobytes()
     else:
         made = _onnx(model, inputs)
     write_atomically(out, made)
@@ -98,9 +98,9 @@ def export_history(folder: Path, out: Path) -> int:
             line["round"] = int(line["round"])
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ParameterError(f"{history} is damaged ({type(error).__name__}); restore it from a copy") from None
-    with tensorboard(TrackedRun("", "", len(lines), 0, {}, folder), out) as tell:
+    with tensorboard(TrackedRun("", "", len(lines), 0, {}, folder), out) as write:
         for line in lines:
-            tell(line, dict(figures(line)))
+            write(line, dict(figures(line)))
     return len(lines)
 
 

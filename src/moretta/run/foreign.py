@@ -17,7 +17,7 @@ from moretta.errors import ParameterError
 from moretta.models.graph import Graph
 from moretta.protocols.common.modules import CHUNK, Inputs, arrays, chunks, outputs_of
 
-HERE = "moretta.run.foreign"
+MODULE = "moretta.run.foreign"
 GRAPH, ROWS, AT_ONCE, OUTPUTS = "graph", "rows", "at_once", "outputs"
 WEIGHT = "weight "  # begins the name of a tensor of the model, before its own
 
@@ -29,7 +29,7 @@ class ForeignGraph(Graph):
         self, description: Mapping[str, Any], tensors: Mapping[str, Tensor], constants: Mapping[str, Tensor]
     ) -> None:
         super().__init__(description, tensors, constants)
-        self._process = ConfinedProcess(HERE, torch.get_num_threads())
+        self._process = ConfinedProcess(MODULE, torch.get_num_threads())
         self._file: bytes = b""
 
     @classmethod

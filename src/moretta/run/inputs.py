@@ -134,7 +134,7 @@ def with_one_tensor(
             plain &= isinstance(output, torch.Tensor) and output.ndim == 2
             fits = hooks.that_fit(output, 2)
             if not hook.name and len(fits) > 1 and not set(hooks.USUAL) & set(fits):
-                outputs = _wanted_outputs(silos)
+                outputs = _needed_outputs(silos)
                 alike = [name for name, output in fits.items() if output[0].numel() == outputs]
                 hook = hooks.OneTensor(alike[0] if len(alike) == 1 else "")
             mask = hooks.mask_of(hook.chosen(output, 2), positions) or mask
@@ -142,7 +142,7 @@ def with_one_tensor(
     return model if plain else hooks.gives_one_tensor(model, hook.name, mask)
 
 
-def _wanted_outputs(silos: Sequence[Silo]) -> int:
+def _needed_outputs(silos: Sequence[Silo]) -> int:
     """Return the number of outputs that local silos' targets need; 0 without local silos."""
     targets = [silo.y for silo in silos if not silo.remote and len(silo.y)]
     if not targets or targets[0].ndim == 3:
@@ -423,9 +423,9 @@ def doubts(
             "the model's outputs lie between 0 and 1 whatever it reads, as after a softmax or sigmoid, and "
             "cross-entropy takes their softmax once more, so that it learns little; leave out the last such layer"
         )
-    asked = {"held_out": bool(spec.data.score_at_silos), "validation": spec.data.silos_validate}
+    scoring = {"held_out": bool(spec.data.score_at_silos), "validation": spec.data.silos_validate}
     for silo in silos:
-        if unused := [part for part, scored in asked.items() if getattr(silo, part) is not None and not scored]:
+        if unused := [part for part, scored in scoring.items() if getattr(silo, part) is not None and not scored]:
             yield (
                 f"silo `{silo.name}`: nothing scores its rows of {' and '.join(unused)}, and nothing trains on them; "
                 "set score_at_silos or validation_fraction, or leave them out"

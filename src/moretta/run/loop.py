@@ -37,7 +37,7 @@ from moretta.run.evaluation import MANY, Evaluator
 from moretta.run.inputs import Trainable, doubts
 from moretta.run.metrics import metrics_of_counts, of_counts, tables_of_counts
 from moretta.run.persistence import BestRound, RunFiles, inputs_of, recorder_of, restore_states, states_of
-from moretta.run.preview import told_of_sums
+from moretta.run.preview import look_of_sums
 from moretta.run.progress import EVERY, Progress, Rhythm, round_line
 from moretta.run.raw_rows import Prepared
 from moretta.run.record import (
@@ -322,7 +322,7 @@ class Session:
             best_round=None if self._stopping.best is None else self._stopping.best.number,
             views="" if self._files is None else views.digest(self._files.folder.path / "views"),
             warnings=[*self._players.warnings, *self._unplayed, *self._untracked],
-            data=None if counts is None else told_of_sums(counts, *of),
+            data=None if counts is None else look_of_sums(counts, *of),
             stopped=self._stopped,
             sums=sums,
         )
@@ -342,8 +342,8 @@ class Session:
         noised = getattr(self._of.spec.protocol, "dp_noise", None)  # a score on training rows would have no noise
         training = [] if noised or any(silo.columns for silo in local) else local
         scores = {**by_silos, **self._sure(outcome, by_silos), "by": "silos"} if by_silos else {}
-        whom = self._of.test_groups
-        return self._evaluator.at_the_end(models, self._of.test, self._players.displacement, scores, training, whom)
+        subjects = self._of.test_groups
+        return self._evaluator.at_the_end(models, self._of.test, self._players.displacement, scores, training, subjects)
 
     def _sure(self, outcome: Outcome, by_silos: Mapping[str, Any]) -> dict[str, Any]:
         """Return intervals of the silos' summed scores; none if rows may share a person, which sums do not show."""

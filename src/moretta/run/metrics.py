@@ -161,8 +161,8 @@ def by_counts(right: Array, rows: Array, chosen: Array) -> dict[str, NDArray[np.
     return metrics
 
 
-def _mean_where(those: NDArray[np.bool_], values: Array) -> NDArray[np.float64]:
-    return np.asarray(np.where(those, values, 0.0).sum(axis=-1) / np.maximum(those.sum(axis=-1), 1))
+def _mean_where(mask: NDArray[np.bool_], values: Array) -> NDArray[np.float64]:
+    return np.asarray(np.where(mask, values, 0.0).sum(axis=-1) / np.maximum(mask.sum(axis=-1), 1))
 
 
 def tables_of_counts(
@@ -237,10 +237,10 @@ def at_thresholds(ranking: Ranking, weights: Array) -> tuple[Array, Array]:
 
     weights: [draws, rows], how often a row counts. Both results are [draws, thresholds]; equal scores share one.
     """
-    those, scores = ranking
+    positives, scores = ranking
     order = np.argsort(-scores, kind="stable")
     ends = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))
-    of, there = weights[:, order], those[order]
+    of, there = weights[:, order], positives[order]
     return np.cumsum(of * there, axis=1)[:, ends], np.cumsum(of * ~there, axis=1)[:, ends]
 
 
@@ -326,13 +326,13 @@ def judged(
         measured = measure(np.array(times, np.float64)[:, units.of])
         for name, values in drawn.items():
             values.append(measured[name][np.isfinite(measured[name])])
-    figures_told = dict[str, dict[str, float]]()
+    estimates = dict[str, dict[str, float]]()
     for name, value in figures.items():
         low, high = _interval(np.concatenate(drawn[name]))
-        figures_told[name] = {"value": value} | ({"low": low, "high": high} if low < high else {})
+        estimates[name] = {"value": value} | ({"low": low, "high": high} if low < high else {})
     if UNSURE in scores["metrics"]:
-        figures_told[UNSURE] = {"value": scores["metrics"][UNSURE]}
-    result: dict[str, Any] = {"rows": len(y), "units": count, "figures": figures_told, "baseline": alone}
+        estimates[UNSURE] = {"value": scores["metrics"][UNSURE]}
+    result: dict[str, Any] = {"rows": len(y), "units": count, "figures": estimates, "baseline": alone}
     result |= {} if threshold is None else {"threshold": threshold}
     return result | ({} if names is None or not classes else {"classes": scores["classes"]})
 

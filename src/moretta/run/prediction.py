@@ -79,10 +79,10 @@ def predict(
     tables = [rows, *model.tables]
     check_replaced(out, "earlier predictions that are no input", lambda there: _are_predictions(there, tables))
     source = Source(rows.name, replace(model.form, **(form or {})), base=rows.parent, mapping=mapping)
-    found_rows, named = rows_of(source, model)
-    outputs = model.outputs(found_rows.x, str(rows))
-    _write(out, outputs, found_rows, named, model)
-    return Predicted(outputs.shape[0], outputs.shape[1], found_rows.left_out)
+    samples, named = rows_of(source, model)
+    outputs = model.outputs(samples.x, str(rows))
+    _write(out, outputs, samples, named, model)
+    return Predicted(outputs.shape[0], outputs.shape[1], samples.left_out)
 
 
 def evaluate(
@@ -228,10 +228,10 @@ def _are_predictions(there: Path, tables: Sequence[Path]) -> bool:
     (header,) = csv.reader([line])
     if len(line) == HEADER:
         del header[-1]  # it may be cut off
-    return is_predicted(header) and not any(_are_one(there, table) for table in tables)
+    return is_predicted(header) and not any(_is_same_file(there, table) for table in tables)
 
 
-def _are_one(there: Path, table: Path) -> bool:
+def _is_same_file(there: Path, table: Path) -> bool:
     """Return whether a file is a table; false if this user may not look at the table."""
     try:
         return there.samefile(table)

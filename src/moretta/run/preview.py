@@ -187,7 +187,7 @@ def _owners(silos: Iterable[Silo]) -> list[Silo]:
     return owners
 
 
-def told_of_sums(
+def look_of_sums(
     counted: Counted, silos: int, names: Sequence[str], class_names: Sequence[str], table: Schema | None
 ) -> dict[str, Any]:
     """Return the look that sums may show (`moretta.data.look.Look.plain`). silos: their number. names: of inputs."""

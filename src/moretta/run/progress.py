@@ -70,7 +70,7 @@ class Display:
 
     def __init__(self, label: str, rounds: int) -> None:
         self._label, self._rounds, self._stack = label, rounds, ExitStack()
-        self._heard = {level: _is_heard(level) for level in (logging.INFO, logging.WARNING)}
+        self._logged = {level: _is_logged(level) for level in (logging.INFO, logging.WARNING)}
         self._face: _Lines | _Bar | _Cell = _Lines(rounds)
 
     def __enter__(self) -> Self:
@@ -82,7 +82,7 @@ class Display:
         elif console.is_terminal:
             self._face = self._stack.enter_context(_bar(console, self._label, self._rounds))
         else:
-            self._face = _Lines(self._rounds, self._label, quiet=self._heard[logging.INFO])
+            self._face = _Lines(self._rounds, self._label, quiet=self._logged[logging.INFO])
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -96,7 +96,7 @@ class Display:
     def end(self, warnings: Sequence[str]) -> None:
         """Show the last round, and warnings that the program's own logging has not shown."""
         self._face.end()
-        if not self._heard[logging.WARNING]:
+        if not self._logged[logging.WARNING]:
             for sentence in warnings:
                 self._face.say(f"warning: {sentence}")
 
@@ -115,7 +115,7 @@ def _sentences_once() -> Iterator[None]:
             root.addHandler(handler)
 
 
-def _is_heard(level: int) -> bool:
+def _is_logged(level: int) -> bool:
     """Return whether a handler of the program's own shows records of this level."""
     handlers = [*log.handlers, *(logging.getLogger().handlers if log.propagate else ())]
     silent = (logging.NullHandler, logging.FileHandler)

@@ -241,8 +241,8 @@ def _warnings_of_rounds(played: PlayedRun) -> Iterator[str]:
             f"fixed point has errors of up to {facts['ring_gradient_error']:.3g} in gradients, which may have moved "
             f"weights by {moved:.3g} of their size; give a lower [secure-aggregation] limit, or ring-bits = 64"
         )
-    asked = getattr(played.spec.protocol, "rho", 0.0)
-    lowered = [line["rho"] for line in played.history if line.get("rho", asked) < asked]
+    configured = getattr(played.spec.protocol, "rho", 0.0)
+    lowered = [line["rho"] for line in played.history if line.get("rho", configured) < configured]
     if lowered:
         yield (
             f"rho was lowered in {len(lowered)} rounds, to {min(lowered):.3g} at the lowest: more would cost "
@@ -300,9 +300,9 @@ def line_of(
         seconds: Of the whole round.
     """
     # Missing silos count too, because bytes went to them, and some came from them.
-    asked = set(end.cohort)
+    addressees = set(end.cohort)
     for gone in end.dropped:
-        asked |= {gone.silo} if gone.round == end.number else set()
+        addressees |= {gone.silo} if gone.round == end.number else set()
     return {
         "round": end.number,
         "attempt": end.attempt,
@@ -311,7 +311,7 @@ def line_of(
         **end.report.figures,
         **({} if peak_mib is None else {"edge_peak_mib": peak_mib}),
         "seconds": dict(phases),
-        "bytes": bytes_of(traffic, len(asked)),
+        "bytes": bytes_of(traffic, len(addressees)),
         "dropped": list(map(asdict, end.dropped)),
         "sums": sums_of(end),
         "seconds_total": seconds,

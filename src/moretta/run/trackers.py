@@ -71,7 +71,7 @@ def following(trackers: Sequence[Tracker], run: TrackedRun, warnings: list[str])
             log.info("%s", warnings[-1])
             log.debug("the tracker's error", exc_info=True)
 
-    def tell(line: Line) -> None:
+    def pass_on(line: Line) -> None:
         for number, (_, on_line) in list(left.items()):
             with warned(number):
                 on_line(copy.deepcopy(line), dict(figures(line)))
@@ -82,7 +82,7 @@ def following(trackers: Sequence[Tracker], run: TrackedRun, warnings: list[str])
             left[number] = context, context.__enter__()
     failure: BaseException | None = None
     try:
-        yield tell
+        yield pass_on
     except BaseException as error:
         failure = error
         raise
@@ -114,11 +114,11 @@ def tensorboard(run: TrackedRun, folder: str | Path | None = None) -> Iterator[O
     place = Path(str(run.folder), "tensorboard") if folder is None else folder
     with SummaryWriter(str(place), purge_step=run.after + 1) as writer:  # removes rounds that are repeated
 
-        def tell(line: Line, figures: Mapping[str, float]) -> None:
+        def write(line: Line, figures: Mapping[str, float]) -> None:
             for name, value in figures.items():
                 writer.add_scalar(name, value, line["round"])
 
-        yield tell
+        yield write
 
 
 @contextmanager
@@ -137,13 +137,13 @@ def mlflow(run: TrackedRun, experiment: str = "moretta", uri: str | None = None)
     for key, setting in {} if there else run.settings.items():
         client.log_param(made.info.run_id, key, setting)
 
-    def tell(line: Line, figures: Mapping[str, float]) -> None:
+    def write(line: Line, figures: Mapping[str, float]) -> None:
         now = int(1000 * time.time())
         client.log_batch(made.info.run_id, [Metric(key, value, now, line["round"]) for key, value in figures.items()])
 
     status = "FAILED"
     try:
-        yield tell
+        yield write
         status = "FINISHED"
     finally:
         client.set_terminated(made.info.run_id, status)

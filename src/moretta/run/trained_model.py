@@ -175,8 +175,8 @@ class TrainedModel(nn.Module):
         targets = self.fitting(truths, "y") if self.mask else as_targets(truths, "y", kind)[0]
         if len(targets) != len(outputs):
             raise ParameterError(f"y: expected one target a row, {len(outputs)}; got {len(targets)}")
-        whom = None if groups is None else python_rows.subjects(groups, len(outputs), "groups")
-        return judged(outputs, targets, self.task, self.loss, self.classes, whom, threshold=self.threshold)
+        subjects = None if groups is None else python_rows.subjects(groups, len(outputs), "groups")
+        return judged(outputs, targets, self.task, self.loss, self.classes, subjects, threshold=self.threshold)
 
     def class_numbers(self, y: NDArray[Any], where: str) -> NDArray[Any]:
         """Return labels as the numbers of classes if they are names; others unchanged.
@@ -287,9 +287,9 @@ class TrainedModel(nn.Module):
         if self.table is not None and self.table.features and (framed or isinstance(x, Mapping)):
             return encode(as_columns(x, "x", self.form), self.table, "x", self.form, labelled=False, training=False).x
         if isinstance(x, Mapping):
-            x = python_rows.of_columns({name: x[name] for name in self._wanted(tuple(x))}, "x")
+            x = python_rows.of_columns({name: x[name] for name in self._own_columns(tuple(x))}, "x")
         elif framed:
-            self._wanted(python_rows.names_of(x))
+            self._own_columns(python_rows.names_of(x))
             x = python_rows.in_order(x, self.columns, "x", "the run")
         plain: Any = python_rows.samples(x, "x")
         rows = as_features(self.pixels(plain), "x")
@@ -297,7 +297,7 @@ class TrainedModel(nn.Module):
             rows = rows.astype(np.float32)
         return self.expansion.apply(rows) if self.expansion is not None and self._is_coded(rows.shape) else rows
 
-    def _wanted(self, names: Sequence[str]) -> Sequence[str]:
+    def _own_columns(self, names: Sequence[str]) -> Sequence[str]:
         """Return the run's columns. Raises ParameterError if it had no names of columns, or one is missing."""
         if not self.columns:
             raise ParameterError("x: the run's rows had no names of columns; give an array with them in the same order")

@@ -141,16 +141,16 @@ class Sites:
             if len(free) >= least:
                 break
             time.sleep(0.1)
-        self._tell_returned()
+        self._log_returned()
         return free
 
     def away(self, silos: Sequence[str]) -> Mapping[str, Missing]:
         """Return which silos are unavailable now, and why; those that may have returned are greeted first."""
         self._live.greet(silos)
-        self._tell_returned()
+        self._log_returned()
         return self._live.away(silos)
 
-    def _tell_returned(self) -> None:
+    def _log_returned(self) -> None:
         if returned := ", ".join(self._live.returned):
             self._live.returned = []
             self._waiting(f"restarted, and back: {returned}; all get new keys by a set-up, and continue together")
@@ -158,16 +158,16 @@ class Sites:
     def keep(self, place: CheckpointId) -> None:
         """Have all available sites save their states; name those that fail, which would resume from older ones."""
         self._live.hello = self._live.hello.model_copy(update={"round": place.round})
-        self._tell("keep", b"", place.round, "did not keep its state")
+        self._order("keep", b"", place.round, "did not keep its state")
 
     def end(self, released: bytes) -> None:
         """Report the end of the run to all sites, with its release as safetensors; nothing if empty."""
-        self._tell("end", released, self._live.hello.round, "did not take what the run released")
+        self._order("end", released, self._live.hello.round, "did not take what the run released")
 
     def close(self) -> None:
         """Do nothing: the sites' jobs end with the server's."""
 
-    def _tell(self, work: wire.Work, body: bytes, round: int, otherwise: str) -> None:
+    def _order(self, work: wire.Work, body: bytes, round: int, otherwise: str) -> None:
         there = dict.fromkeys(self._live.processes(), body)
         for name, outcome in self._exchange(work, there, KEEPING, round).items():
             if isinstance(outcome, Missing):

@@ -57,9 +57,9 @@ def name(evidence: Evidence) -> Iterator[Sentence]:
 def sheet(evidence: Evidence) -> Iterator[Sentence]:
     """Yield whether the run has finished, and what a dossier is."""
     if evidence.record is None:
-        asked = evidence.run_file.get("run", {}).get("rounds", "?")
+        planned = evidence.run_file.get("run", {}).get("rounds", "?")
         yield sentence(
-            f"The run has not finished: {evidence.rounds_done} of {asked} rounds are in its history, so this dossier "
+            f"The run has not finished: {evidence.rounds_done} of {planned} rounds are in its history, so this dossier "
             "states what was planned; make it again at the end",
             "history.jsonl" if (evidence.folder / "history.jsonl").exists() else "run.toml",
             of_planned("run", "rounds"),
@@ -322,13 +322,13 @@ def received(evidence: Evidence) -> Iterator[Sentence]:
 
 
 def _recorded(evidence: Evidence, role: str) -> list[Sentence]:
-    roles = [name for name in evidence.heard if (name == "server") == (role == "server")]
+    roles = [name for name in evidence.receipts if (name == "server") == (role == "server")]
     if role not in ("server", "silo") or not roles or evidence.record is None:
         return []
-    most = max(evidence.heard[name].bytes for name in roles)
-    messages = max(evidence.heard[name].messages for name in roles)
-    whom = "it received" if role == "server" else "one silo received at most"
-    text = f"In the recorded rounds {whom} {messages:,} messages of {human_bytes(most)} in all"
+    most = max(evidence.receipts[name].bytes for name in roles)
+    messages = max(evidence.receipts[name].messages for name in roles)
+    receiver = "it received" if role == "server" else "one silo received at most"
+    text = f"In the recorded rounds {receiver} {messages:,} messages of {human_bytes(most)} in all"
     return [sentence(text, "views/index.jsonl", of_result("views"))]
 
 

@@ -63,7 +63,7 @@ class Chapter(_Part):
     sentences: tuple[Sentence, ...]
 
 
-class _Told(_Part):
+class _Content(_Part):
     """The content of the JSON, which is checked before it is used."""
 
     format: int
@@ -157,7 +157,7 @@ def loads(data: bytes, where: str) -> dict[str, Any]:
     if document.get("format") != FORMAT:
         raise ParameterError(f"{where}: expected a dossier of format {FORMAT}; was it made by another version?")
     try:
-        _Told.model_validate_json(data)
+        _Content.model_validate_json(data)
     except (ValidationError, RecursionError):
         raise ParameterError(f"{where}: this dossier is damaged; write it again") from None
     return document

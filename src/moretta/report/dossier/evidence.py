@@ -37,7 +37,7 @@ class Evidence:
         record: of a finished run, None for another.
         run_file: the content of `run.toml`, empty for a run from Python.
         inputs: the content of `inputs.json`, None where it is missing.
-        heard: the recorded views by role.
+        receipts: the recorded views by role.
         rounds_done: the rounds in the history.
         answers: by key of `dossier.toml`.
         answers_file: its name.
@@ -47,7 +47,7 @@ class Evidence:
     record: RunRecord | None
     run_file: Mapping[str, Any] = field(default_factory=dict)
     inputs: Mapping[str, Any] | None = None
-    heard: Mapping[str, Receipts] = field(default_factory=dict)
+    receipts: Mapping[str, Receipts] = field(default_factory=dict)
     rounds_done: int = 0
     answers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     answers_file: str = NAME
@@ -97,7 +97,7 @@ def read_evidence(folder: Path, answers: Path | None = None) -> Evidence:
         record,
         run_file=_toml(folder / "run.toml"),
         inputs=read_inputs(folder) if (folder / "inputs.json").exists() else None,
-        heard={} if record is None or not record.views else _heard(folder / "views", record),
+        receipts={} if record is None or not record.views else _receipts_of(folder / "views", record),
         rounds_done=_rounds(folder / "history.jsonl"),
         answers={} if path is None else read_answers(path if answers is None else path.resolve()),
         answers_file=NAME if path is None else path.name,
@@ -117,7 +117,7 @@ def _rounds(file: Path) -> int:
     return sum(1 for line in read_file(file.parent, file.name).splitlines() if line.strip()) if file.exists() else 0
 
 
-def _heard(folder: Path, record: RunRecord) -> Mapping[str, Receipts]:
+def _receipts_of(folder: Path, record: RunRecord) -> Mapping[str, Receipts]:
     """Count roles' received data in unchanged views; return an empty mapping if views have been removed."""
     if not (folder / views.INDEX).exists():
         return {}

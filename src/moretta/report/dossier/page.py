@@ -39,7 +39,7 @@ from moretta.report.statements import successes
 from moretta.report.table import figure
 from moretta.secure_aggregation.identity import Identity, Roster, fingerprint, parse_public_line, public_line, verify
 
-Says = Callable[[Evidence], Iterable[Sentence]]
+Writer = Callable[[Evidence], Iterable[Sentence]]
 
 
 def brief(evidence: Evidence) -> Iterator[Sentence]:
@@ -74,13 +74,13 @@ def sections(evidence: Evidence) -> Sequence[Chapter]:
             number=number,
             title=title,
             clauses=(*(name for name in (f"template-{number}",) if name in CLAUSES), *clauses.split()),
-            sentences=(*chain.from_iterable(writer(evidence) for writer in says), *_asked(number, evidence)),
+            sentences=(*chain.from_iterable(writer(evidence) for writer in writers), *_answers(number, evidence)),
         )
-        for number, title, clauses, *says in SECTIONS
+        for number, title, clauses, *writers in SECTIONS
     ]
 
 
-def _asked(number: str, evidence: Evidence) -> Iterator[Sentence]:
+def _answers(number: str, evidence: Evidence) -> Iterator[Sentence]:
     for question in QUESTIONS:
         if question.section != number:
             continue
@@ -105,7 +105,7 @@ def _clause_texts(evidence: Evidence) -> Iterator[Sentence]:
     yield sentence(text, "clause:template-0.1", group=TEMPLATE)
 
 
-SECTIONS: Sequence[tuple[str, str, str, *tuple[Says, ...]]] = (
+SECTIONS: Sequence[tuple[str, str, str, *tuple[Writer, ...]]] = (
     ("0", "In brief", "", brief),
     ("0.1", "Controllers", "", description.parties),
     ("0.2", "Processors and sub-processors", ""),

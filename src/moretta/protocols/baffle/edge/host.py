@@ -20,7 +20,7 @@ from moretta.contract import framing
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Array, Message
 from moretta.contract.roles import answered
-from moretta.engines.child import HERE, SENTENCE, Acknowledged, AnswerHeader, BeSilo, Restore, as_arrays, as_bytes
+from moretta.engines.child import LOCAL, SENTENCE, Acknowledged, AnswerHeader, BeSilo, Restore, as_arrays, as_bytes
 from moretta.engines.child import MESSAGES as OF_PROCESS
 from moretta.engines.confinement import confine, readable
 from moretta.engines.frames import LARGEST, receive_arrays
@@ -81,7 +81,7 @@ class EdgeSilo:
         if isinstance(message, Restore):
             self._sent_state = as_bytes(message.state)
             self._client.restore(self._sent_state)
-            return Acknowledged(stamp=HERE)
+            return Acknowledged(stamp=LOCAL)
         try:
             answer = answered(self._client, message)
         except MemoryError:  # of `cap`; the allocation was freed
@@ -260,7 +260,7 @@ class Host:
             if rows is None or rows.keys() != {"x", "y"}:
                 raise CodecError("expected the silo's rows, as arrays x and y")
             self._silo = EdgeSilo(asked, **rows)
-            return Acknowledged(stamp=HERE)
+            return Acknowledged(stamp=LOCAL)
         if self._silo is None:
             raise MisuseError(f"expected to receive first which silo this is, got `{asked.TAG}`")
         return self._silo.answer(asked)
@@ -268,7 +268,7 @@ class Host:
     def _envelope(self, error: Exception | None) -> AnswerHeader:
         silo = self._silo
         return AnswerHeader(
-            stamp=HERE,
+            stamp=LOCAL,
             seconds={} if silo is None else dict(silo.clock.take()),
             peak_mib=peak_mib(),
             state={} if silo is None else as_arrays(silo.news()),
