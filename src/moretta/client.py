@@ -54,7 +54,15 @@ class ParamsType:
 
 @dataclass
 class FLModel:
-    """Hold weights by name, tensors or arrays, with the fields of FLARE's class of that name."""
+    """Hold weights, with the fields of FLARE's class of that name.
+
+    Args:
+        params_type: `ParamsType.FULL`, the default, or `ParamsType.DIFF`.
+        params: Tensors or arrays by name.
+        current_round, total_rounds: The round, from 0, and the number of rounds.
+        meta: Its NUM_STEPS_CURRENT_ROUND is the number of rows that the weights count as.
+        optimizer_params, metrics, start_round: Fields of FLARE's; they are not sent.
+    """
 
     params_type: str | None = None
     params: Any = None

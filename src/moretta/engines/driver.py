@@ -54,10 +54,8 @@ class RoundEnd:
     """A finished round.
 
     Args:
-        number: From 1.
         attempt, take: Of the successful try; of the last one in a lost round, as is `cohort`.
         cohort: The silos of that attempt's set-up.
-        report: The round's result.
         dropped: Every silo that missed an answer of the round, in its cohort or not, with the first reason.
         sums: Those opened since the previous round, also in aborted attempts.
         lost: Why the round was lost, else empty.
@@ -85,10 +83,7 @@ class Driver:
     """Run a server against the silos of an engine.
 
     Args:
-        server: The coordinating role.
-        silos: All silos of the run.
         run: The id of all stamps.
-        engine: Delivers asks.
         least: The fewest silos of a round.
         chosen: Returns the silos of a round by its number; None for all.
         asked: The takes that earlier sessions asked for.

@@ -104,8 +104,6 @@ class InProcess:
     """Deliver asks to clients in this process, or in processes that it starts.
 
     Args:
-        clients: By silo.
-        codec: Of the run's messages.
         strict: Whether every message passes through the codec, both ways, as in a network.
         recorder: Records views.
         deadline: Seconds after which an answer is dropped as late, and a silo's own process is ended.

@@ -54,7 +54,6 @@ class SilosHere:
     """Ask the clients of this process.
 
     Args:
-        clients: By silo.
         codec: Encodes and decodes each message, as in a network, and silos are then asked one by one; None passes
             objects.
         slots: The silos that advance together; None is `slots_of` the clients.

@@ -113,7 +113,6 @@ class Evaluator:
 
         Args:
             models: By silo; "" is the common one.
-            test: The test rows.
             displacement: Returns that of confined models, as a model of its own.
             by_silos: Silos' scores on their held-out rows.
             training: Silos on whose rows the common model is scored too, without the user's metrics, which may be
@@ -225,7 +224,6 @@ def evaluate(
     outputs. Classes also have tables, `classes` (`moretta.run.metrics.tables_of_counts`).
 
     Args:
-        model: The model.
         inputs: [rows, ...], prepared as in training.
         y: Classes, or targets in the data's units, which all figures have.
         loss: "mse" or "cross-entropy".

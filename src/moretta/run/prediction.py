@@ -59,12 +59,10 @@ def predict(
     silos hold, predicts exactly.
 
     Args:
-        folder: The run folder.
         rows: A table with the training data's columns, with or without the target. An .npz file with an array `x`, or
             `x.ids`, `x.mask` and so on for several arrays a sample, and perhaps `id`. For a run on images, a folder of
             them, or a table beside them that names their files.
         out: The file to write.
-        choice: The model.
         form: The fields of `Format` in which a .csv file differs from the run's.
         mapping: Changes a table's columns before the schema reads them; rows that do not fit it are left out too.
 

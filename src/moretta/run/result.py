@@ -143,19 +143,37 @@ class Result:
 
     @names_keywords()
     def predict(self, x: Any, *, silo: str | None = None, true_model: bool = False) -> NDArray[np.generic]:
-        """Predict each row by the model that `raw_model` returns for these arguments, as `TrainedModel.predict`."""
+        """Predict each row.
+
+        Args:
+            x: Rows, as for `TrainedModel.predict`.
+            silo, true_model: As for `raw_model`.
+
+        Returns:
+            The classes' names or numbers, or numbers in the targets' own units, one a row.
+        """
         return self.raw_model(silo=silo, true_model=true_model).predict(x)
 
     @names_keywords()
     def predict_proba(self, x: Any, *, silo: str | None = None, true_model: bool = False) -> NDArray[np.float64]:
-        """Return each class's probability, float64[rows, classes], by the model of `raw_model` for these arguments."""
+        """Return each class's probability, float64[rows, classes].
+
+        Args:
+            x: Rows, as for `TrainedModel.predict`.
+            silo, true_model: As for `raw_model`.
+        """
         return self.raw_model(silo=silo, true_model=true_model).predict_proba(x)
 
     @names_keywords()
     def evaluate(
         self, x: Any, y: Any, groups: Any = None, *, silo: str | None = None, true_model: bool = False
     ) -> dict[str, Any]:
-        """Score the model that `raw_model` returns on other labelled rows, as `TrainedModel.evaluate` does."""
+        """Score a model on other labelled rows; return the figures of `TrainedModel.evaluate`.
+
+        Args:
+            x, y, groups: Rows, targets and subjects, as for `TrainedModel.evaluate`.
+            silo, true_model: As for `raw_model`.
+        """
         return self.raw_model(silo=silo, true_model=true_model).evaluate(x, y, groups)
 
     @names_keywords()

@@ -132,12 +132,19 @@ class TrainedModel(nn.Module):
 
     @names_keywords()
     def predict(self, x: Any) -> NDArray[np.generic]:
-        """Return each row's prediction: the class's name, or its number if the run knew no names.
+        """Predict each row alone, as `moretta predict` does, so that no prediction depends on other rows.
 
-        For a regression it is numbers in the targets' units, under cross-entropy probabilities. For masks it is the
-        number of the class at each position, int64[rows, *mask]. `predict_proba(x).argmax(1)` has the classes' numbers.
-        Each row of numbers is computed alone, as by `moretta predict`, so that no prediction depends on other rows.
-        Raises `moretta.errors.ParameterError` for rows that differ from the run's in form.
+        Args:
+            x: Rows in a silo's form; for a table also a frame or a mapping of its columns.
+
+        Returns:
+            The class's name, or its number if the run knew no names, as from `predict_proba(x).argmax(1)`. For a
+            regression
+            numbers in the targets' units, under cross-entropy probabilities. For masks int64[rows, *mask] of classes'
+            numbers.
+
+        Raises:
+            ParameterError: The rows differ from the run's in form.
         """
         outputs = self.outputs(self._rows(x), "x")
         if self.mask:
