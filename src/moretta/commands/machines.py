@@ -149,7 +149,7 @@ def _complete(kit: Path, silo: Path, reply: Path, fingerprint: str | None) -> No
     say(result, lambda: print(f"{kit} is complete, of the server {server_key}   (moretta join {kit} --silo {silo})"))
 
 
-def compared(whose: str, own: str, read_out: str | None) -> bool:
+def compared(owner: str, own: str, read_out: str | None) -> bool:
     """Return whether a fingerprint is the one that the other side read out, by option or answer in a terminal."""
     from moretta.deployment.certificate_requests import same_fingerprint
 
@@ -157,9 +157,9 @@ def compared(whose: str, own: str, read_out: str | None) -> bool:
         return same_fingerprint(read_out, own)
     if not (sys.stdin.isatty() and screen.is_terminal):
         raise ParameterError(
-            f"the fingerprint of {whose} is not compared yet; give the one that was read out as --fingerprint"
+            f"the fingerprint of {owner} is not compared yet; give the one that was read out as --fingerprint"
         )
-    return typer.confirm(f"The fingerprint of {whose} is\n    {own}\nDid the other side read out the same?", err=True)
+    return typer.confirm(f"The fingerprint of {owner} is\n    {own}\nDid the other side read out the same?", err=True)
 
 
 def job(

@@ -149,7 +149,7 @@ def verify(
         from moretta.secure_aggregation.identity import Roster
 
         checked = page.check(file, Roster.load(roster))
-    result = {name: list(some) for name, some in vars(checked).items()}
+    result = {name: list(names) for name, names in vars(checked).items()}
     signed, missing = ", ".join(checked.signers) or "nobody", ", ".join(checked.missing) or "nobody"
     say(result, lambda: print(f"signed by: {signed}\nnot signed by: {missing}"))
     if checked.fault:

@@ -244,8 +244,8 @@ def load(path: str | Path, *, rows: bool = True) -> SiloFile:
         for name, conversion in units.items() if isinstance(units, dict) else ():
             run_files.check_table(f"mapping.units.{name}", conversion)
             run_files.section(f"mapping.units.{name}", Conversion, conversion)
-        there = {name: kind for name, kind in kinds.items() if rows or name in tables}
-        sections = {name: run_files.section(name, kind, tables.get(name, {})) for name, kind in there.items()}
+        present = {name: kind for name, kind in kinds.items() if rows or name in tables}
+        sections = {name: run_files.section(name, kind, tables.get(name, {})) for name, kind in present.items()}
         return SiloFile(**sections, base=path.absolute().parent)
     except ParameterError as error:
         raise ParameterError(f"{path}: {error}") from None

@@ -218,16 +218,16 @@ def unknown_key(
     sections: the known keys by section, and by each protocol's name. protocols: their names. protocol: the run's if the
     section is [protocol], else empty.
     """
-    mine = list(sections[protocol or section])
+    keys = list(sections[protocol or section])
     if protocol:
         homes = [name for name in sections if name in protocols and key.replace("_", "-") in sections[name]]
         if homes and protocol not in homes:
             return f"[{section}] {key} is a key of {enumerated(homes)}, not of {protocol}; remove it"
-    close = nearest(key, mine)
+    close = nearest(key, keys)
     home = next((name for name in sections if name != section and key in sections[name]), None)
     if home and close != key.replace("_", "-"):
         return f"[{section}] {key} is not known; it is a key of [{'protocol' if home in protocols else home}]"
-    hint = f"did you mean {close}?" if close else f"the keys here are {', '.join(mine)}"
+    hint = f"did you mean {close}?" if close else f"the keys here are {', '.join(keys)}"
     return f"[{section}] {key} is not known; {hint}"
 
 

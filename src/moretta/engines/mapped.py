@@ -67,11 +67,11 @@ def laid_down(message: Message) -> Message:
         place.flags.writeable = False
         return place
 
-    there: dict[str, Any] = {
+    mapped: dict[str, Any] = {
         name: moved(value) if isinstance(value, np.ndarray) else {key: moved(array) for key, array in value.items()}
         for name, value in fields.items()
     }
-    return dataclasses.replace(message, **there)
+    return dataclasses.replace(message, **mapped)
 
 
 def _allocate(descriptor: int, length: int) -> None:

@@ -216,13 +216,13 @@ class ConfinedProcess:
                 self._process.leave()
             self._process, self._lock, self._owner = None, threading.Lock(), os.getpid()
         with self._lock:
-            answer = self._asked(arrays, seconds)
+            answer = self._exchange(arrays, seconds)
         if ERROR in answer:
             text = answer[ERROR].tobytes()[: 4 * SENTENCE].decode(errors="replace")
             raise ParameterError("".join(character if character.isprintable() else " " for character in text))
         return answer
 
-    def _asked(self, arrays: Mapping[str, Array], seconds: float) -> dict[str, Array]:
+    def _exchange(self, arrays: Mapping[str, Array], seconds: float) -> dict[str, Array]:
         if self._process is None:
             self._process = Process(command("-m", self._module), environment(self._threads), leads=True)
             seconds += START

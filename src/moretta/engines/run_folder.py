@@ -132,8 +132,8 @@ class RunFolder:
 
     def history(self, up_to: int) -> list[dict[str, Any]]:
         """Return the rounds up to a number, and remove later ones, which a killed run had begun."""
-        there = (self.path / HISTORY).exists()
-        lines = read_text(self.path, HISTORY).splitlines() if there else []
+        exists = (self.path / HISTORY).exists()
+        lines = read_text(self.path, HISTORY).splitlines() if exists else []
         kept = [line for line in lines if (number := _round(line)) is not None and number <= up_to]
         write_atomically(self.path / HISTORY, "".join(f"{line}\n" for line in kept).encode())
         return [json.loads(line) for line in kept]

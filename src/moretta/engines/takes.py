@@ -138,9 +138,9 @@ class RoundTakes:
             return None
         counts = Counter(named.values())
         most = max(counts, key=lambda claim: (counts[claim], len(claim[0]), claim))
-        there = [silo for silo in self._cohort if silo not in lost and (silo in named or silo not in claims)]
-        waits_for_the_lost = set(most[0]) == set(self._cohort) != set(there)
-        if not waits_for_the_lost and 2 * counts[most] <= len(there):
+        present = [silo for silo in self._cohort if silo not in lost and (silo in named or silo not in claims)]
+        waits_for_the_lost = set(most[0]) == set(self._cohort) != set(present)
+        if not waits_for_the_lost and 2 * counts[most] <= len(present):
             return None
         return next(claims[silo] for silo in named if named[silo] == most)
 

@@ -86,17 +86,17 @@ class Workers:
 
     def answers(self, messages: Mapping[str, Message]) -> Mapping[str, Answered]:
         """Return each silo's answer to its message, in their order. Raises RunFailed if a worker has ended."""
-        self._asked, asked = True, dict[int, Any]()
+        self._asked, requests = True, dict[int, Any]()
         for number, worker in enumerate(self._workers):
             if mine := {silo: messages[silo] for silo in worker.silos if silo in messages}:
                 sent = {id(message): message for message in mine.values()}
                 order = {key: place for place, key in enumerate(sent)}
-                asked[number] = {
+                requests[number] = {
                     "do": "answer",
                     "messages": [frames.fields_of(message) for message in sent.values()],
                     "to": {silo: order[id(message)] for silo, message in mine.items()},
                 }
-        replies = self._exchange(asked)
+        replies = self._exchange(requests)
         answers = {
             silo: self._answered(silo, reply["answers"][silo])
             for reply in replies.values()
@@ -156,16 +156,16 @@ class Workers:
             for phase, spent in reply["phases"].items():
                 self.clock.charge(phase, spent * max(busy) / sum(busy))
 
-    def _exchange(self, asked: Mapping[int, Any]) -> dict[int, Any]:
+    def _exchange(self, requests: Mapping[int, Any]) -> dict[int, Any]:
         """Send each worker its asks; return the answers, in the order of the asks."""
         if self._failure is not None:
             raise self._failure
         number = -1
         try:
-            for number, value in asked.items():
+            for number, value in requests.items():
                 frames.send(self._workers[number].socket, frames.packed(value))
             replies = dict[int, Any]()
-            for number in self._readable(list(asked)):
+            for number in self._readable(list(requests)):
                 replies[number] = frames.receive(self._workers[number].socket)
         except (EOFError, OSError):
             how = _how(self._workers[number].process, time.monotonic() + PATIENCE)
@@ -176,7 +176,7 @@ class Workers:
                 log.log(level, "%s", text)
             if reply["failed"]:
                 self._fail(number, f"failed: {reply['failed']}")
-        return {number: replies[number] for number in asked}
+        return {number: replies[number] for number in requests}
 
     def _readable(self, numbers: list[int]) -> Iterator[int]:
         """Yield workers as their answers come, so that one that has ended is noticed at once."""
@@ -296,9 +296,9 @@ class _Answering:
         while True:
             frames.send(self._socket, self._frame(frames.receive(self._socket)))
 
-    def _frame(self, asked: Mapping[str, Any]) -> frames.Frame:
+    def _frame(self, request: Mapping[str, Any]) -> frames.Frame:
         began = time.perf_counter()
-        reply = self._outcome(asked)
+        reply = self._outcome(request)
         about = {"phases": self._silos.clock.take(), "ends": self._silos.ends, "peak_mib": self._silos.peak_mib}
         about |= {"log": self._log.taken(), "busy": time.perf_counter() - began}
         try:
@@ -306,25 +306,25 @@ class _Answering:
         except TypeError as error:  # a state has a value that frames cannot hold
             return frames.packed({"failed": f"{type(error).__name__}: {error}", **about})
 
-    def _outcome(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def _outcome(self, request: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            return {"failed": "", **self._done(asked)}
+            return {"failed": "", **self._done(request)}
         except EOFError:
             raise
         except Exception as error:  # any error is reported to the process that can end the run
             log.exception("a process that runs silos failed")
             return {"failed": f"{type(error).__name__}: {error}"}
 
-    def _done(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        match asked["do"]:
+    def _done(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        match request["do"]:
             case "answer":
-                messages = [frames.message_of(framed, self._kinds) for framed in asked["messages"]]
-                answers = self._silos.answers({silo: messages[place] for silo, place in asked["to"].items()})
+                messages = [frames.message_of(framed, self._kinds) for framed in request["messages"]]
+                answers = self._silos.answers({silo: messages[place] for silo, place in request["to"].items()})
                 return {"answers": {silo: _fields_of(answered) for silo, answered in answers.items()}}
             case "states":
                 return {"states": self._silos.states(), "scores": self._silos.scores()}
             case "restore":
-                self._silos.restore(asked["states"])
+                self._silos.restore(request["states"])
             case "begin":
                 self._prepare()
         return {}

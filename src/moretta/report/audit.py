@@ -90,16 +90,16 @@ def by_severity(audit: AuditRecord) -> Iterable[tuple[str, str, Sequence[Attacke
     In a kind, successful attacks come first, by their advantage.
     """
     for severity in SEVERITIES:
-        some = [attack for attack in audit.attacks if attack.severity == severity]
-        some.sort(key=lambda attack: (not attack.succeeded, -attack.advantage))
-        if some:
-            yield f"{EFFECTS[severity][0].upper()}{EFFECTS[severity][1:]}", MEANING[severity], some
+        attacks = [attack for attack in audit.attacks if attack.severity == severity]
+        attacks.sort(key=lambda attack: (not attack.succeeded, -attack.advantage))
+        if attacks:
+            yield f"{EFFECTS[severity][0].upper()}{EFFECTS[severity][1:]}", MEANING[severity], attacks
 
 
 def who_does(attack: Attacked | NotRun) -> str:
     """Return who does what in an attack, for people."""
-    who = "A group of silos" if attack.role == "silos together" else ROLES.get(attack.role, attack.role)
-    return f"{who} {attack.title}"
+    attacker = "A group of silos" if attack.role == "silos together" else ROLES.get(attack.role, attack.role)
+    return f"{attacker} {attack.title}"
 
 
 def interval(attack: Attacked) -> str:
@@ -175,9 +175,9 @@ def leaks_table(records: Sequence[RunRecord]) -> Table:
 def audit_lines(audit: AuditRecord) -> Group:
     """Return the attacks on one run for a terminal, by severity: what each does, its figures, and their meaning."""
     lines: list[RenderableType] = []
-    for name, _, some in by_severity(audit):
+    for name, _, attacks in by_severity(audit):
         lines.append(Text(name, style="bold underline"))
-        for attack in some:
+        for attack in attacks:
             mark = Text(f" {attack.ended} ", style="bold reverse" if attack.succeeded else "dim")
             heading = Text.assemble((who_does(attack), "bold"), " ", (f"({attack.attack})", "dim"), " ", mark)
             numbers = (

@@ -125,7 +125,7 @@ def page(
         labels=list(names),
         records=records,
         runs=runs,
-        pictured=any(images for some in pictures for *_, images in some),
+        pictured=any(images for group in pictures for *_, images in group),
         title=title(records),
         insecure=insecure_runs(records),
         summary=summary(records),
@@ -224,11 +224,11 @@ def _privacy(records: Sequence[RunRecord]) -> dict[str, Any]:
         "privacy": [
             (
                 enumerated(names),
-                [(role, list(some)) for role, some in groupby(statements, key=lambda statement: statement.role)],
+                [(role, list(group)) for role, group in groupby(statements, key=lambda statement: statement.role)],
             )
             for (statements, _), names in shared.items()
         ],
-        "notes": dict.fromkeys(note for _, some in shared for note in some),
+        "notes": dict.fromkeys(note for _, notes in shared for note in notes),
     }
 
 

@@ -303,7 +303,7 @@ def _moving_average(values: Sequence[float], window: int) -> list[float]:
     """Return the mean over `window` neighbours, fewer at both ends."""
     reach = window // 2
     around = [values[max(0, at - reach) : at + reach + 1] for at in range(len(values))]
-    return [sum(some) / len(some) for some in around]
+    return [sum(neighbours) / len(neighbours) for neighbours in around]
 
 
 def colour(protocol: str) -> str:

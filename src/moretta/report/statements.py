@@ -67,7 +67,7 @@ class Verdict:
     @property
     def sentences(self) -> tuple[str, ...]:
         """The three texts as plain text, attacks' own names in brackets."""
-        named = (((part.text, f" ({part.attack})" * bool(part.attack)) for part in some) for _, some in self.parts)
+        named = (((part.text, f" ({part.attack})" * bool(part.attack)) for part in parts) for _, parts in self.parts)
         return tuple("".join(text for pair in pairs for text in pair) for pairs in named)
 
 
@@ -131,11 +131,11 @@ def reached(record: RunRecord) -> str:
     rows = "rows that silos hold back" if test.by == "silos" else "test rows"
     count = "the" if test.rows is None else f"{test.rows:,.0f}"
     about = f" about {test.units:,} people or things" if test.units and test.units != test.rows else ""
-    whose = "a silo’s own model, on average," if _trains(record) == "alone" else "the model"
-    whose = whose if test.mean is None else "the worst of the silos’ models"
+    subject = "a silo’s own model, on average," if _trains(record) == "alone" else "the model"
+    subject = subject if test.mean is None else "the worst of the silos’ models"
     figures = enumerated(f"{WORDS[key]} {_sure(test, key)}" for key in test.headline)
     over = f", on average over {test.seeds} seeds," if test.seeds else ""
-    return f"On {count} {rows}{about}{over} {whose} reaches {figures}"
+    return f"On {count} {rows}{about}{over} {subject} reaches {figures}"
 
 
 WORDS = {
@@ -254,7 +254,7 @@ def _hidden(record: RunRecord, opening: str | None) -> str:
         )
     held = [claim for claim in claims_of(record.protocol) if claim.holds(run)]
     first = _opening(record) if opening is None else opening
-    roles = [f"{who} {enumerated(heads)}" for role, who in NAMES.items() if (heads := _of(role, held, run))]
+    roles = [f"{name} {enumerated(heads)}" for role, name in NAMES.items() if (heads := _of(role, held, run))]
     if not roles:
         return f"This version of the report has no sentence on what {label_of(record)} hides from whom."
     whole = f"{first}. As separate roles, {'; '.join(roles)}" if first else "; ".join(roles)
@@ -269,8 +269,8 @@ def _opening(record: RunRecord) -> str:
 
 
 def _of(role: str, held: Sequence[Claim], run: dict[str, object]) -> list[str]:
-    some = [claim for claim in held if claim.role == role]
-    heads = dict.fromkeys(claim.headline(run) for claim in [claim for claim in some if claim.alone] or some)
+    claims = [claim for claim in held if claim.role == role]
+    heads = dict.fromkeys(claim.headline(run) for claim in [claim for claim in claims if claim.alone] or claims)
     return list(filter(None, heads))
 
 
@@ -286,7 +286,7 @@ def _attacks(record: RunRecord, brief: bool) -> tuple[Phrase, ...]:
             Phrase("An audit ran, but none of its attacks gave a score, so it is not known what attacks would get."),
         )
     graded = [(TRIES[name], [attack for attack in audit.attacks if attack.severity == name]) for name in SEVERITIES]
-    kinds = [part for aim, some in graded if some for part in (Phrase("; "), *_kind(aim, some))]
+    kinds = [part for aim, attempts in graded if attempts for part in (Phrase("; "), *_kind(aim, attempts))]
     rounds = rounds_recorded(record)
     opening = f"With the messages of {rounds:,} of {record.rounds:,} rounds: " if rounds else "In the audit: "
     failed = not brief and not all(attack.succeeded for attack in audit.attacks)
@@ -301,27 +301,27 @@ def how_to_audit(record: RunRecord) -> str:
     return "its messages were not recorded, so only a new run with record-views can be audited"
 
 
-def _kind(aim: str, some: Sequence[Attacked]) -> Iterator[Phrase]:
+def _kind(aim: str, attempts: Sequence[Attacked]) -> Iterator[Phrase]:
     """Yield how many attacks of one severity succeeded, and which had the highest advantage."""
-    won = sorted((attack for attack in some if attack.succeeded), key=lambda attack: -attack.advantage)
+    won = sorted((attack for attack in attempts if attack.succeeded), key=lambda attack: -attack.advantage)
     if not won:
-        yield Phrase(successes(aim, some))
+        yield Phrase(successes(aim, attempts))
         return
-    who = who_does(won[0])
+    attacker = who_does(won[0])
     furthest = ", of which this one got furthest" * (len(won) > 1)
-    yield Phrase(f"{successes(aim, some)}{furthest}: {who[0].lower()}{who[1:]}", won[0].attack)
+    yield Phrase(f"{successes(aim, attempts)}{furthest}: {attacker[0].lower()}{attacker[1:]}", won[0].attack)
     yield Phrase(f", {way(won[0])}")
 
 
-def successes(aim: str, some: Sequence[Attacked]) -> str:
+def successes(aim: str, attempts: Sequence[Attacked]) -> str:
     """Return how many attacks of one severity succeeded, without a full stop. aim: of the attacks."""
-    won, silent = (sum(attack.ended == ended for attack in some) for ended in ("succeeded", "no evidence"))
-    if not some:
+    won, silent = (sum(attack.ended == ended for attack in attempts) for ended in ("succeeded", "no evidence"))
+    if not attempts:
         return f"no attack tried {aim}"
-    if len(some) == 1:
-        return f"the one attempt {aim} {'gave no evidence' if silent else some[0].ended}"
+    if len(attempts) == 1:
+        return f"the one attempt {aim} {'gave no evidence' if silent else attempts[0].ended}"
     silence = f" and {silent} gave no evidence" if silent else ""
-    return f"{won or 'none'} of {len(some)} attempts {aim} succeeded{silence}"
+    return f"{won or 'none'} of {len(attempts)} attempts {aim} succeeded{silence}"
 
 
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")

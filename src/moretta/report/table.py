@@ -74,7 +74,7 @@ class Table:
     @property
     def groups(self) -> list[tuple[str, list[Row]]]:
         """The rows below their headings."""
-        return [(name, list(some)) for name, some in groupby(self.rows, key=lambda row: row.group)]
+        return [(name, list(members)) for name, members in groupby(self.rows, key=lambda row: row.group)]
 
     def rich(self, most: int | None = None) -> rich_table.Table:
         """Return the table for a terminal. most: rows; a page has all."""
@@ -245,7 +245,7 @@ def comparison(records: Sequence[RunRecord], differences: Mapping[str, float] | 
         rows.insert(0, _Measure(next(_scores(records)).group, "Rows", "", _at("test", "rows")).row(records))
     if differences:
         keys = [(str(record.folder), record.folder.name, record.protocol) for record in records]
-        distances = [next((differences[key] for key in some if key in differences), None) for some in keys]
+        distances = [next((differences[key] for key in aliases if key in differences), None) for aliases in keys]
         cells = tuple(MISSING if value is None else ("0" if value == 0 else f"{value:.1e}") for value in distances)
         rows.append(Row("Final weights", f"Largest relative difference from {ENTRIES[REFERENCE].label}", "", cells))
     heads = heads if several or not sure else (*heads, "95 % interval", "Guessing")
@@ -320,8 +320,8 @@ def spread(spreads: Sequence[OverSeeds]) -> Table:
     rows = list[Row]()
     for measure in (*_measures(every), ROUNDS):
         values = [runs.values(measure) for runs in spreads if measure.key]
-        if any(value is not None for some in values for value in some):
-            spreads_of = [spread_of(some) for some in values]
+        if any(value is not None for series in values for value in series):
+            spreads_of = [spread_of(series) for series in values]
             unit, size = measure.scale(mean for mean, _ in spreads_of)
             sides = [
                 (mean if mean is None else mean / size, deviation and deviation / size)
@@ -376,7 +376,7 @@ def by_silo(records: Sequence[RunRecord]) -> Table:
             (score.mse if regression else score.accuracy, score.loss, *(score.metrics.get(key) for key in further))
             for score in scores
         ]
-        cells = (" / ".join(counts) or MISSING, *(plain(value) for some in values for value in some))
+        cells = (" / ".join(counts) or MISSING, *(plain(value) for series in values for value in series))
         rows.append(Row("", silo, "", cells))
     heads = ("MSE" if regression else "Accuracy", "Loss", *(METRICS[key] for key in further))
     return Table(("Silo", "Rows", *heads * len(records)), tuple(rows), labels(records))

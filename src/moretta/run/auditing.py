@@ -231,9 +231,9 @@ def _recorded(folder: Path, made: Federation) -> dict[int, list[tuple[str, str, 
     """Return by round the messages that silos sent and received, silo by silo and attempt by attempt."""
     by_round = dict[int, list[tuple[str, str, Message]]]()
     names = sorted(silo.name for silo in made.silos)
-    there = sorted(path.name for path in folder.glob("*") if path.is_dir() and path.name != "server")
-    if there != names:
-        raise ParameterError(f"{folder} has the views of {there!r:.200}; expected those of the silos {names!r:.200}")
+    roles = sorted(path.name for path in folder.glob("*") if path.is_dir() and path.name != "server")
+    if roles != names:
+        raise ParameterError(f"{folder} has the views of {roles!r:.200}; expected those of the silos {names!r:.200}")
     for name in names:
         for number, path in views.noted(folder, name):
             by_round.setdefault(number, []).extend(

@@ -199,13 +199,13 @@ class Cell:
         """Whether the folder holds this run, finished. Raises `moretta.errors.ParameterError` if it holds another."""
         if not (self.folder / "result.json").exists() or not (self.folder / "run.toml").exists():
             return False
-        there = run_files.of_folder(self.folder)
-        if run_files.digest(there) != run_files.digest(self.run_file):
+        stored = run_files.of_folder(self.folder)
+        if run_files.digest(stored) != run_files.digest(self.run_file):
             raise ParameterError(
                 f"{self.folder} holds a run with other settings; go on with the run file it was begun with, or name "
                 "another folder by --out"
             )
-        return there.run.rounds == self.run_file.run.rounds
+        return stored.run.rounds == self.run_file.run.rounds
 
 
 def seeds_of(text: str, first: int) -> tuple[int, ...]:

@@ -52,8 +52,8 @@ def question(folder: Path, run_file: RunFile, *, data: bool) -> str:
 
 def check(folder: Path, run_file: RunFile, allowed: bool, *, data: bool = False) -> None:
     """Raise `moretta.errors.ParameterError` if a run folder names code and importing it is not allowed."""
-    if not allowed and (asked := question(folder, run_file, data=data)):
-        raise ParameterError(f"{asked}{_TRUST}")
+    if not allowed and (text := question(folder, run_file, data=data)):
+        raise ParameterError(f"{text}{_TRUST}")
 
 
 def check_model(folder: Path, source: str, base: Path, allowed: bool) -> None:

@@ -68,12 +68,12 @@ def export(folder: Path, out: Path, choice: ModelChoice = ModelChoice()) -> None
     write_atomically(out, made)
 
 
-def _is_export(there: Path) -> bool:
+def _is_export(path: Path) -> bool:
     """Return whether `export` wrote a file, by its metadata, which a run's own models lack."""
-    if there.suffix.lower() == ".onnx":
-        return METADATA.encode() in there.read_bytes()
+    if path.suffix.lower() == ".onnx":
+        return METADATA.encode() in path.read_bytes()
     try:
-        with safe_open(there, "np") as file:
+        with safe_open(path, "np") as file:
             return "inputs" in (file.metadata() or {})
     except SafetensorError:
         return False

@@ -87,7 +87,7 @@ class RowChecks:
             raise RowsError(f"{part}: expected whole numbers, token ids, as the silos have; got {x.dtype}")
         self.check_finite(part, x)
 
-    def check_finite(self, whose: str, x: NDArray[np.generic], columns: Sequence[int] = ()) -> None:
+    def check_finite(self, owner: str, x: NDArray[np.generic], columns: Sequence[int] = ()) -> None:
         """Raise `moretta.errors.ParameterError` for infinite values, and for absent ones (NaN) unless they are allowed.
 
         columns: those of x, if columns are split; empty for all.
@@ -95,7 +95,7 @@ class RowChecks:
         held = list(columns or range(x.shape[-1]))
         names = [self.names[place] if place < len(self.names) else str(place) for place in held]
         may_lack = self.rules.fills[held] > 0 if self.rules.may_lack else False
-        check_finite(x, names if x.ndim == 2 else (), whose, may_lack=may_lack)
+        check_finite(x, names if x.ndim == 2 else (), owner, may_lack=may_lack)
 
 
 def refuse_scaled_twice(model: nn.Module, standardise: bool | Sequence[str], *, targets: bool = False) -> None:
@@ -385,9 +385,9 @@ def check_training(
     if weights and weights != outputs:
         raise ParameterError(f"class-weights: expected {outputs}, one an output of the model, got {weights}")
     kind, _, number = spec.run.device.partition(":")
-    there = torch.cuda.device_count() if kind == "cuda" and torch.cuda.is_available() else 0
-    if kind == "cuda" and int(number or 0) >= there:
-        raise ParameterError(f'device = "{spec.run.device}" is not there: this PyTorch finds {there} GPUs; use "cpu"')
+    gpus = torch.cuda.device_count() if kind == "cuda" and torch.cuda.is_available() else 0
+    if kind == "cuda" and int(number or 0) >= gpus:
+        raise ParameterError(f'device = "{spec.run.device}" is not there: this PyTorch finds {gpus} GPUs; use "cpu"')
     if spec.data.varied and silos[0].x.ndim != 4:
         raise ParameterError("augment is for images [rows, channels, height, width]; these inputs have another shape")
     if spec.data.varied == "reflect-crop-flip" and min(silos[0].x.shape[2:]) <= PADDING:

@@ -152,10 +152,10 @@ def by_counts(right: Array, rows: Array, chosen: Array) -> dict[str, NDArray[np.
         rows: [.., classes], its rows.
         chosen: [.., classes], its predictions.
     """
-    has, there = rows > 0, rows + chosen > 0
+    has, counted = rows > 0, rows + chosen > 0
     f1, recall = _f1(right, rows, chosen), right / np.maximum(rows, 1)
     several = np.where(has.sum(axis=-1) > 1, 1.0, np.nan)
-    metrics = {"balanced_accuracy": several * _mean_where(has, recall), "f1_macro": several * _mean_where(there, f1)}
+    metrics = {"balanced_accuracy": several * _mean_where(has, recall), "f1_macro": several * _mean_where(counted, f1)}
     if rows.shape[-1] == 2:
         metrics["f1"] = several * f1[..., 1]
     return metrics
@@ -240,8 +240,8 @@ def at_thresholds(ranking: Ranking, weights: Array) -> tuple[Array, Array]:
     positives, scores = ranking
     order = np.argsort(-scores, kind="stable")
     ends = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))
-    of, there = weights[:, order], positives[order]
-    return np.cumsum(of * there, axis=1)[:, ends], np.cumsum(of * ~there, axis=1)[:, ends]
+    of, labels = weights[:, order], positives[order]
+    return np.cumsum(of * labels, axis=1)[:, ends], np.cumsum(of * ~labels, axis=1)[:, ends]
 
 
 def ranked(orders: Sequence[Ranking], weights: Array) -> dict[str, NDArray[np.float64]]:
@@ -303,8 +303,8 @@ def judged(
     scores: dict[str, Any] = {"metrics": {}}
     if y.ndim == 3:
         counts = counts_at_positions(outputs, encode(y, outputs.shape[1], loss, where, np.float64))
-        measure, size, there = _of_masks(counts), counts.size, counts.sum(axis=(0, 2))
-        alone = float(there.max() / max(there.sum(), 1))
+        measure, size, totals = _of_masks(counts), counts.size, counts.sum(axis=(0, 2))
+        alone = float(totals.max() / max(totals.sum(), 1))
     elif classes:
         y = classes_of(y)
         scores = figures_of_classes(outputs, y, loss, names or ())
@@ -321,8 +321,8 @@ def judged(
     draws = int(np.clip(MOST_DRAWN // max(1, size), 100, RESAMPLES))
     each = max(1, AT_ONCE // max(1, len(y)))
     for start in range(0, draws, each):
-        some = range(min(each, draws - start))
-        times = [np.bincount(random.integers(0, count, count), minlength=count) for _ in some]
+        batch = range(min(each, draws - start))
+        times = [np.bincount(random.integers(0, count, count), minlength=count) for _ in batch]
         measured = measure(np.array(times, np.float64)[:, units.of])
         for name, values in drawn.items():
             values.append(measured[name][np.isfinite(measured[name])])
@@ -398,7 +398,7 @@ def _of_classes(outputs: Array, y: Array, loss: str, threshold: float | None = N
 
     def measure(weights: Array) -> Mapping[str, NDArray[np.float64]]:
         right, rows, taken = (
-            np.stack([np.bincount(place, values * some, most) for some in weights]) for place, values, most in counted
+            np.stack([np.bincount(place, values * draw, most) for draw in weights]) for place, values, most in counted
         )
         total = weights.sum(axis=1)
         brier = {} if distances is None else {"brier": weights @ distances / total}

@@ -75,7 +75,7 @@ def predict(
     model = trained_model.read(folder, choice)
     check_ending(out, ".npz" if model.mask else ".csv", ".npy")
     tables = [rows, *model.tables]
-    check_replaced(out, "earlier predictions that are no input", lambda there: _are_predictions(there, tables))
+    check_replaced(out, "earlier predictions that are no input", lambda path: _are_predictions(path, tables))
     source = Source(rows.name, replace(model.form, **(form or {})), base=rows.parent, mapping=mapping)
     samples, named = rows_of(source, model)
     outputs = model.outputs(samples.x, str(rows))
@@ -115,13 +115,13 @@ def evaluate(
     columns = own | mapping.fitting(own, str(data), source.form)[0]  # by the schema's names or the file's own
     if by not in columns:
         raise ParameterError(f'{data} has no column "{by}" for --by; {did_you_mean(by, columns)}')
-    values, which = np.unique(columns[by].astype(str), return_inverse=True)
+    values, places = np.unique(columns[by].astype(str), return_inverse=True)
     parts = dict[str, Any]()
     for number, value in enumerate(values):
-        chosen = np.flatnonzero(which == number)
+        chosen = np.flatnonzero(places == number)
         if len(chosen) >= LEAST_SHOWN:
-            some = None if together is None else together[chosen]
-            parts[str(value)] = judged(outputs[chosen], rows.y[chosen], *of, some, str(data), model.threshold)
+            subjects = None if together is None else together[chosen]
+            parts[str(value)] = judged(outputs[chosen], rows.y[chosen], *of, subjects, str(data), model.threshold)
     return result | {"by": by, "parts": parts, "parts_withheld": len(values) - len(parts)}, rows.left_out
 
 
@@ -215,24 +215,24 @@ def _write(out: Path, outputs: Array, rows: Rows, named: str, model: TrainedMode
     write_atomically(out, written(header, columns), 0o600)
 
 
-def _are_predictions(there: Path, tables: Sequence[Path]) -> bool:
+def _are_predictions(path: Path, tables: Sequence[Path]) -> bool:
     """Return whether a file has the header or arrays that `_write` writes, and is not one of the tables."""
-    if there.suffix.lower() == ".npy":  # no table is such a file
+    if path.suffix.lower() == ".npy":  # no table is such a file
         return True
-    if there.suffix.lower() == ".npz":
-        return {PREDICTION} <= set(read_npz(there)) <= {PREDICTION, "id"}
-    with there.open(encoding="utf-8", errors="replace", newline="") as stream:
+    if path.suffix.lower() == ".npz":
+        return {PREDICTION} <= set(read_npz(path)) <= {PREDICTION, "id"}
+    with path.open(encoding="utf-8", errors="replace", newline="") as stream:
         line = stream.readline(HEADER)
     (header,) = csv.reader([line])
     if len(line) == HEADER:
         del header[-1]  # it may be cut off
-    return is_predicted(header) and not any(_is_same_file(there, table) for table in tables)
+    return is_predicted(header) and not any(_is_same_file(path, table) for table in tables)
 
 
-def _is_same_file(there: Path, table: Path) -> bool:
+def _is_same_file(path: Path, table: Path) -> bool:
     """Return whether a file is a table; false if this user may not look at the table."""
     try:
-        return there.samefile(table)
+        return path.samefile(table)
     except OSError:
         return False
 

@@ -231,10 +231,10 @@ def _by_schema(counted: Counted, table: Schema) -> list[Spread]:
 
 def _number(name: str, counted: Counted, place: int, *, may_lack: bool) -> Spread:
     """Return a column of numbers: their count and their approximate range, two deviations around the mean."""
-    there, mean, spread = int(counted.present[place]), float(counted.mean[place]), float(counted.deviation[place])
-    absent = np.array([counted.rows - there]) if may_lack else None
+    present, mean, spread = int(counted.present[place]), float(counted.mean[place]), float(counted.deviation[place])
+    absent = np.array([counted.rows - present]) if may_lack else None
     about = f"{mean - 2 * spread:.2g}", f"{mean + 2 * spread:.2g}"
-    return Spread(name, "number", ("any value",), np.array([[there]]), absent, "", about)
+    return Spread(name, "number", ("any value",), np.array([[present]]), absent, "", about)
 
 
 def _target(counted: Counted, names: Sequence[str], table: Schema | None) -> Spread:

@@ -31,8 +31,8 @@ def round_line(number: int, rounds: int, line: Mapping[str, Any]) -> str:
     sums = [opened for opened in line.get("sums", ()) if opened["of"] != "set-up" and opened.get("used", True)]
     for gone in line["dropped"]:
         played = any(gone["silo"] in opened["silos"] for opened in sums)
-        who = f"{gone['silo']} missed an answer" if played else f"without {gone['silo']}"
-        parts.append(f"{who} ({gone['reason']})")
+        event = f"{gone['silo']} missed an answer" if played else f"without {gone['silo']}"
+        parts.append(f"{event} ({gone['reason']})")
     return f"round {number} of {rounds}: {', '.join(parts)}"
 
 

@@ -214,8 +214,10 @@ class Result:
     def _tensors(self, silo: str | None, true_model: bool) -> Tensors:
         """Return a model's tensors by PyTorch's names, without the preparation of its inputs."""
         if silo is not None and silo not in self.models:
-            there = f"it has those of {', '.join(self.models):.200}" if self.models else "it has one model for all"
-            raise ParameterError(f'silo = "{silo}": expected a silo with a model of its own; {there}')
+            alternatives = (
+                f"it has those of {', '.join(self.models):.200}" if self.models else "it has one model for all"
+            )
+            raise ParameterError(f'silo = "{silo}": expected a silo with a model of its own; {alternatives}')
         if silo is None and self.models:
             raise ParameterError(
                 f"silo is missing: here each silo has a model of its own ({', '.join(self.models):.200}); say whose, "

@@ -132,9 +132,9 @@ def mlflow(run: TrackedRun, experiment: str = "moretta", uri: str | None = None)
     client = MlflowClient(uri)
     known = client.get_experiment_by_name(experiment)
     home = client.create_experiment(experiment) if known is None else known.experiment_id
-    there = client.search_runs([home], f"tags.`moretta.run` = '{run.id}'", max_results=1)
-    made = there[0] if there else client.create_run(home, tags={"moretta.run": run.id}, run_name=run.name)
-    for key, setting in {} if there else run.settings.items():
+    runs = client.search_runs([home], f"tags.`moretta.run` = '{run.id}'", max_results=1)
+    made = runs[0] if runs else client.create_run(home, tags={"moretta.run": run.id}, run_name=run.name)
+    for key, setting in {} if runs else run.settings.items():
         client.log_param(made.info.run_id, key, setting)
 
     def write(line: Line, figures: Mapping[str, float]) -> None:

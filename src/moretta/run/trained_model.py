@@ -204,7 +204,7 @@ class TrainedModel(nn.Module):
                     f"{where}: {wrong} of {len(y)} words are no class; expected {either(map(shown, self.classes))}"
                 )
             return numbers
-        labels, which = np.unique(y, return_inverse=True)
+        labels, inverse = np.unique(y, return_inverse=True)
         named = {_value(name): place for place, name in enumerate(self.classes)}
         numbers = np.array([named.get(float(label), -1) for label in labels])
         if (numbers < 0).any() or (numbers == labels).all():
@@ -214,7 +214,7 @@ class TrainedModel(nn.Module):
                 f"{where}: its numbers may be names of classes or count them from 0, and the classes are called "
                 f"{either(map(shown, self.classes))}; give the names as text"
             )
-        return numbers[which]
+        return numbers[inverse]
 
     def outputs(self, x: Array, where: str) -> NDArray[np.floating[Any]]:
         """Return the outputs, [rows, outputs], of a silo's rows, which may be lazy.
@@ -470,10 +470,10 @@ def model_file(folder: Path, choice: ModelChoice) -> Path:
     own |= {path.parent.name: path for path in (folder / "participants").glob("*/confined.safetensors")}
     confined = (folder / "participants").is_dir()  # CGD's
     if silo is not None and silo not in own:
-        there = f"it has those of {', '.join(sorted(own))!s:.200}" if own else "it has one model for all"
+        alternatives = f"it has those of {', '.join(sorted(own))!s:.200}" if own else "it has one model for all"
         if confined and not own:
-            there = "it keeps no confined models, being a simulation of so many"
-        raise ParameterError(f"{folder}: expected a model of silo `{silo}`; {there}")
+            alternatives = "it keeps no confined models, being a simulation of so many"
+        raise ParameterError(f"{folder}: expected a model of silo `{silo}`; {alternatives}")
     if silo is not None:
         return own[silo]
     if own or confined:

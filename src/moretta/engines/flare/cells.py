@@ -88,9 +88,9 @@ def guard_stream(cell: Any, channel: str, topic: str) -> None:
     """Make a site's cell drop streams of a topic from any sender but the server."""
 
     def dropped(message: Message) -> Message | None:
-        there = message.get_header(StreamHeaderKey.CHANNEL), message.get_header(StreamHeaderKey.TOPIC)
+        target = message.get_header(StreamHeaderKey.CHANNEL), message.get_header(StreamHeaderKey.TOPIC)
         origin = message.get_header(MessageHeaderKey.ORIGIN, "")
-        return Message() if there == (channel, topic) and not _is_server(origin) else None
+        return Message() if target == (channel, topic) and not _is_server(origin) else None
 
     cell.core_cell.add_incoming_request_filter(STREAM_CHANNEL, STREAM_DATA_TOPIC, dropped)
 

@@ -34,7 +34,7 @@ Outcome = tuple[wire.WorkDone, Bytes] | Missing
 
 
 @dataclass
-class _Asked:
+class _Part:
     """One site's part of an exchange.
 
     `until`: its deadline. `taken`: whether it has accepted the work. `misses`: successive requests that it has not
@@ -168,8 +168,8 @@ class Sites:
         """Do nothing: the sites' jobs end with the server's."""
 
     def _order(self, work: wire.Work, body: bytes, round: int, otherwise: str) -> None:
-        there = dict.fromkeys(self._live.processes(), body)
-        for name, outcome in self._exchange(work, there, KEEPING, round).items():
+        bodies = dict.fromkeys(self._live.processes(), body)
+        for name, outcome in self._exchange(work, bodies, KEEPING, round).items():
             if isinstance(outcome, Missing):
                 log.warning("round %d: silo `%s` %s: %s", round, name, otherwise, outcome.detail)
 
@@ -200,17 +200,17 @@ class Sites:
         self._live.greet(bodies)
         self._number += 1
         outcomes: dict[str, Outcome] = dict(self._live.away(bodies))
-        asked = {name: _Asked(time.monotonic() + seconds) for name in bodies if name not in outcomes}
-        for name in self._still_busy(asked):
-            asked[name].outcome = Missing(Reason.LATE, "is still busy with what it was asked before")
+        parts = {name: _Part(time.monotonic() + seconds) for name in bodies if name not in outcomes}
+        for name in self._still_busy(parts):
+            parts[name].outcome = Missing(Reason.LATE, "is still busy with what it was asked before")
         submit = wire.Submit(number=self._number, work=work, round=round)
-        while waiting := {name: asking for name, asking in asked.items() if asking.outcome is None}:
+        while waiting := {name: asking for name, asking in parts.items() if asking.outcome is None}:
             self._aborted()
             self._ask_once(waiting, submit, bodies, seconds)
-        return outcomes | {name: asking.outcome for name, asking in asked.items() if asking.outcome is not None}
+        return outcomes | {name: asking.outcome for name, asking in parts.items() if asking.outcome is not None}
 
     def _ask_once(
-        self, waiting: Mapping[str, _Asked], submit: wire.Submit, bodies: Mapping[str, bytes], seconds: float
+        self, waiting: Mapping[str, _Part], submit: wire.Submit, bodies: Mapping[str, bytes], seconds: float
     ) -> None:
         """Send the work to sites that have not accepted it, and ask the others whether it is done."""
         now = time.monotonic()
@@ -249,7 +249,7 @@ class Sites:
                 sites[name].overdue = 0
         return busy
 
-    def _take(self, name: str, asking: _Asked, reply: tuple[wire.Reply, Bytes] | Missing) -> None:
+    def _take(self, name: str, asking: _Part, reply: tuple[wire.Reply, Bytes] | Missing) -> None:
         site = self._live.sites[name]
         match reply:
             case Missing():

@@ -137,8 +137,8 @@ class Liveness:
 
     def speak(self) -> None:
         """Send all available sites a sign of life from the server."""
-        there = self.processes()
-        self.requests(dict.fromkeys(there, wire.Poll(number=0, wait=0.0)), {}, PATIENCE, processes=there)
+        processes = self.processes()
+        self.requests(dict.fromkeys(processes, wire.Poll(number=0, wait=0.0)), {}, PATIENCE, processes=processes)
 
     def greet(self, names: Iterable[str]) -> None:
         """Greet sites without a known process, except those greeted a moment ago."""

@@ -94,9 +94,9 @@ def sentences(text: str, *sources: str, origin: Origin = "stated", group: str = 
     return [Sentence(text=part, sources=sources, origin=origin, group=group, by=by) for part in parts]
 
 
-def under(group: str, some: Iterable[Sentence]) -> list[Sentence]:
+def under(group: str, members: Iterable[Sentence]) -> list[Sentence]:
     """Return sentences below a heading."""
-    return [sentence.model_copy(update={"group": group}) for sentence in some]
+    return [sentence.model_copy(update={"group": group}) for sentence in members]
 
 
 def pointer(file: str, *keys: str | int) -> str:

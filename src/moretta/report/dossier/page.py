@@ -55,8 +55,8 @@ def brief(evidence: Evidence) -> Iterator[Sentence]:
         yield from unaudited(evidence)
     else:
         for severity in SEVERITIES:
-            some = [attack for attack in record.audit.attacks if attack.severity == severity]
-            yield sentence(successes(TRIES[severity], some), of_audited("attacks"))
+            attempts = [attack for attack in record.audit.attacks if attack.severity == severity]
+            yield sentence(successes(TRIES[severity], attempts), of_audited("attacks"))
     if record is not None and is_noised(record.content):
         text = f"Epsilon is {figure(float(str(record.facts['epsilon'])))} for {unit(record.facts)}"
         yield sentence(text, of_result("facts", "epsilon"))
@@ -198,8 +198,8 @@ def render(document: dict[str, Any]) -> bytes:
         for section in document["sections"]
     ]
     shown = [
-        {**section, "groups": [(name, list(some)) for name, some in its]}
-        for section, its in zip(document["sections"], groups, strict=True)
+        {**section, "groups": [(name, list(members)) for name, members in pairs]}
+        for section, pairs in zip(document["sections"], groups, strict=True)
     ]
     text = template("dossier.html.j2").render(dossier=document, sections=shown)
     return text.encode("utf-8", "replace")
@@ -326,10 +326,10 @@ def _signatures(files: Files) -> Sequence[Mapping[str, str]]:
         return []
     try:
         document = json.loads(read_file(files.signatures.parent, files.signatures.name))
-        some = document["signatures"] if document["format"] == FORMAT else None
-        if not isinstance(some, list) or len(some) > MOST:
+        signatures = document["signatures"] if document["format"] == FORMAT else None
+        if not isinstance(signatures, list) or len(signatures) > MOST:
             raise ValueError
-        for signature in some:
+        for signature in signatures:
             if set(signature) != {"key", "signature"} or not all(isinstance(text, str) for text in signature.values()):
                 raise ValueError
             parse_public_line(signature["key"])
@@ -337,4 +337,4 @@ def _signatures(files: Files) -> Sequence[Mapping[str, str]]:
         raise ParameterError(
             f"{files.signatures}: expected signatures of format {FORMAT}; the file is damaged"
         ) from None
-    return some
+    return signatures

@@ -67,16 +67,16 @@ def attacks(evidence: Evidence) -> Iterator[Sentence]:
 
 
 def _of_severity(audit: AuditRecord, severity: Severity) -> Iterator[Sentence]:
-    some = [(place, attack) for place, attack in enumerate(audit.attacks) if attack.severity == severity]
-    won = sum(attack.succeeded for _, attack in some)
+    attempts = [(place, attack) for place, attack in enumerate(audit.attacks) if attack.severity == severity]
+    won = sum(attack.succeeded for _, attack in attempts)
     group = EFFECTS[severity][0].upper() + EFFECTS[severity][1:]
     yield sentence(MEANING[severity], of_audited("attacks"), group=group)
-    text = f"{won or 'None'} of {len(some)} attacks of this kind succeeded"
-    if len(some) < 2:
+    text = f"{won or 'None'} of {len(attempts)} attacks of this kind succeeded"
+    if len(attempts) < 2:
         ended = "succeeded" if won else "failed"
-        text = f"The one attack of this kind {ended}" if some else "No attack of this kind was tried on this run"
+        text = f"The one attack of this kind {ended}" if attempts else "No attack of this kind was tried on this run"
     yield sentence(text, of_audited("attacks"), group=group)
-    for place, attack in sorted(some, key=lambda pair: -pair[1].advantage):
+    for place, attack in sorted(attempts, key=lambda pair: -pair[1].advantage):
         yield from under(group, _outcome(place, attack))
 
 
@@ -226,8 +226,8 @@ def _untested(evidence: Evidence) -> Iterator[Sentence]:
     audit = evidence.record.audit if evidence.record else None
     played = {attack.attack for attack in audit.attacks} if audit else set()
     for role, name in ROLES.items():
-        some = [claim for claim in held(evidence) if claim.claim.role == role and claim.claim.kind != "unclaimed"]
-        rest = [claim for claim in some if not played & set(claim.claim.attacks)]
+        claims = [claim for claim in held(evidence) if claim.claim.role == role and claim.claim.kind != "unclaimed"]
+        rest = [claim for claim in claims if not played & set(claim.claim.attacks)]
         if rest:
-            text = f"{name}: no attack on this run tested {len(rest)} of {len(some)} statements on what it learns"
+            text = f"{name}: no attack on this run tested {len(rest)} of {len(claims)} statements on what it learns"
             yield sentence(text, *(f"claim:{claim.protocol}:{claim.place}" for claim in rest))
