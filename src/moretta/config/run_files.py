@@ -216,7 +216,7 @@ def digest(run_file: RunFile) -> str:
 
     It omits settings that may change: the number of rounds, the folder for results, recorded views, how often a
     checkpoint is written and the model tested, and memory limits. It also omits the number of processes, and how the
-    engine passes messages, waits for them or injects faults, so that a run that failed by faults can be resumed without
+    engine passes messages, waits for them or injects faults. So a run that failed by faults can be resumed without
     them. It includes the names of edge clients, because ONNX Runtime rounds differently from PyTorch. Under early
     stopping it includes how often the model is tested, because that decides where the run stops. The order of keys does
     not matter.

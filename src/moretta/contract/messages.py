@@ -22,8 +22,8 @@ Tensors = Mapping[str, Array]
 class Stamp:
     """The place of a message: the run, the round (0 precedes the first), the attempt, and the take.
 
-    A new attempt repeats the same question with new keys and masks. A new take asks for something else: rows, dropout,
-    keys of a perturbation, lots and noise follow `drawn`, so two takes of a round share no upload
+    A new attempt repeats the same question with new keys and masks. A new take asks for something else, because rows,
+    dropout, keys of a perturbation, lots and noise follow `drawn`. So two takes of a round share no upload
     (`moretta.secure_aggregation.one_sum`). The first take is 0. Every message carries a stamp, every mask is labelled
     with one, and a stamp is never used for two uploads.
     """

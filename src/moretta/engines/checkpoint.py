@@ -1,8 +1,8 @@
 """Checkpoints: every role's state at a round's end, written atomically; the last two are kept.
 
 ``checkpoint/round-000010/`` holds ``run.json`` (format, run id, round, session, digest of the run file) and one
-``<role>.safetensors`` for each role, with mode 0600 because it holds the role's secret root. The folder appears by one
-rename. Within a round a silo may save its own unfinished work (`HalfDone`).
+``<role>.safetensors`` for each role. Its mode is 0600, because it holds the role's secret root. The folder appears by
+one rename. Within a round a silo may save its own unfinished work (`HalfDone`).
 """
 
 import hashlib

@@ -5,8 +5,8 @@ machine that loses power may restart with the old file of a role's memory, or wi
 
 A file at a user's path may be the user's own: `check_ending` and `check_replaced` run before any write.
 
-A run folder may come from anyone. All its files are read by `read_file` or `open_file`, which accept plain files alone:
-a link may lead out of the folder, and reading a pipe may never end.
+A run folder may come from anyone. All its files are read by `read_file` or `open_file`, which accept plain files alone.
+A link may lead out of the folder, and reading a pipe may never end.
 """
 
 import os

@@ -1,7 +1,7 @@
 """The silos' roles in one process: each silo's answer, or why it has none.
 
 The cost of small models is calls, not arithmetic. So silos are asked slot by slot, and those of a slot advance in
-lockstep: if several wait for the same work on batches of the same shapes (`moretta.contract.roles.Work`), one call does
+lockstep. If several wait for the same work on batches of the same shapes (`moretta.contract.roles.Work`), one call does
 it for all. The silos of a call follow from their order in the federation, from the ask and from shapes, not from a
 clock or the number of processes. A process runs whole slots of silos.
 """

@@ -7,7 +7,7 @@ little:
   (`AskedTakes`). An honest silo helped only with takes that were asked for. So it names no higher one, even to a server
   that returned to an older checkpoint.
 - A set of silos that alone may repeat the round is accepted if it has all silos of the round, or if most of the present
-  silos name it: without these the round could not run anyway. Otherwise the silos that name it are left out of the
+  silos name it. Without these the round could not run anyway. Otherwise the silos that name it are left out of the
   round.
 
 `OpenedSum` is what an attempt's messages show. A report's statements on the silos of a sum follow from these. A silo

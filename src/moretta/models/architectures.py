@@ -270,8 +270,8 @@ def resnet(
 ) -> nn.Sequential:
     """Return a ResNet for small images: float32[n, channels, height, width] -> float32[n, outputs].
 
-    It has a first convolution, three stages of n blocks of two convolutions with 1, 2 and 4 times `width` channels,
-    then the mean over positions and a linear layer. The first block of stages two and three has stride 2. With
+    It has a first convolution, and three stages of n blocks of two convolutions with 1, 2 and 4 times `width` channels.
+    Then follow the mean over positions and a linear layer. The first block of stages two and three has stride 2. With
     `shortcut` "concat" each block adds its own channels: width (1 + 7n) at the end.
 
     The released code of the PBPFL papers differs from their texts: shortcut B, no normalisation, no biases and He's
@@ -399,8 +399,8 @@ def wrn(
     """Return a WideResNet for small images: float32[n, channels, height, width] -> float32[n, outputs].
 
     Its blocks are few and wide, with normalisation and activation before each convolution. It has a first convolution
-    to 16 channels, three stages of n blocks with 16, 32, 64 times `width` channels, then normalisation, activation, the
-    mean over positions and a linear layer. The first block of stages two and three has stride 2.
+    to 16 channels, and three stages of n blocks with 16, 32, 64 times `width` channels. Then follow normalisation,
+    activation, the mean over positions and a linear layer. The first block of stages two and three has stride 2.
 
     BAFFLE's light model is WRN-10-2, of 0.3 million parameters. BAFFLE's authors set `group_size` 16, `affine` false,
     `stem_bias` true and `start` "he-uniform": 302,794 parameters for CIFAR-10.
@@ -473,7 +473,8 @@ def mobilenet(
 
     Inverted residuals widen the channels, filter each separately, and narrow them linearly. The parameters have
     torchvision's names and shapes, so that its ImageNet weights can be loaded. For images below 64 pixels in height or
-    width, the first convolution and the first stage of stride 2 have stride 1: 32 x 32 pixels end as 4 x 4 positions.
+    width, the first convolution and the first stage of stride 2 have stride 1. So 32 x 32 pixels end as 4 x 4
+    positions.
 
     Args:
         width: The factor of the channels.

@@ -10,6 +10,6 @@
     terminal.py     text that is safe to print on a terminal
     dossier/        a run's part in a data-protection impact assessment, each sentence with its source
 
-A report computes almost nothing new: each number on the page is in a `result.json` or a `history.jsonl`, except sums
+A report computes almost nothing new. Each number on the page is in a `result.json` or a `history.jsonl`, except sums
 over phases and the moving averages of the curves.
 """

@@ -78,8 +78,8 @@ _SVG = (
 def figures(records: Sequence[RunRecord]) -> dict[str, Any]:
     """Draw the figures of runs, by their places on the page; None for a figure without data.
 
-    They are training loss, test accuracy (or mse), loss on validation rows and epsilon over rounds, the curves of
-    `RANKED`, stacked seconds by phase, and bytes of one silo in one round.
+    Over rounds they are training loss, test accuracy (or mse), loss on validation rows and epsilon. The others are the
+    curves of `RANKED`, stacked seconds by phase, and bytes of one silo in one round.
     """
     return {
         **curves(records),

@@ -5,7 +5,7 @@ come from anyone. So commands ask before they import a finished run's code. Buil
 
 A run that this user trained needs none either, as long as its code has not changed (`is_own`). Training saves a digest
 in the user's own state folder, which no run folder can change. The digest covers the folder's path, its run file, its
-result (with digests of weights and views) and every module that the code could import from beside the run file.
+result (with digests of weights and views) and every module beside the run file that the code could import.
 """
 
 import hashlib

@@ -284,7 +284,7 @@ def judged(
     """Return `rows`; `figures`, each with `value`, `low` and `high`; `baseline`; and tables of classes.
 
     The calibration error has a `value` only. So has a figure that all resampled rows agree on, such as the accuracy of
-    a model without an error, or of rows of one person: its interval would claim certainty. `baseline` is the accuracy
+    a model without an error, or of rows of one person. Its interval would claim certainty. `baseline` is the accuracy
     of the most frequent class, or the squared error of the mean, of these rows.
 
     Args:

@@ -54,7 +54,7 @@ def predict(
 
     For masks a .npz file replaces the .csv: `prediction` has each position's class, int64[rows, *mask], and `id` the
     rows' names, if any. The .npy has [rows, *mask, classes]. Rows of a table with a cell against its schema are left
-    out: a .csv then has ids or the numbers of the other rows, and a .npy has NaN for those left out. Absent values are
+    out. A .csv then has ids or the numbers of the other rows, and a .npy has NaN for those left out. Absent values are
     filled in from the training rows, so no prediction depends on other rows of the file. The released model, which
     silos hold, predicts exactly.
 

@@ -1,6 +1,6 @@
 """Transport of envelopes between the cells of FLARE's jobs: short ones as plain requests, long ones as streams.
 
-FLARE's aux messages are streams of the same cells, whatever their length: another message acknowledges each, threads of
+FLARE's aux messages are streams of the same cells, whatever their length. Another message acknowledges each, threads of
 two pools handle it, and a timer remembers it for seconds. That suits long messages. A round with three sites and 1,000
 numbers takes 16 ms by streams and 5 ms by plain requests. The timeout of a plain request includes its transfer, and
 that of a stream only the time in which no byte moves, so long messages are streams.

@@ -177,9 +177,9 @@ class Written:
 def write_dossier(folder: Path, out: Path | None = None, answers: Path | None = None) -> Written:
     """Write the dossier of a run: a page to `out`, by default ``dossier.html`` in the folder, and its JSON beside it.
 
-    answers: as in `moretta.report.dossier.evidence.read_evidence`.
-    Raises `moretta.errors.ParameterError`, and writes nothing, for a folder that cannot be read, a file that cannot be
-    written or is not a dossier, and a signed dossier that would change.
+    answers: as in `moretta.report.dossier.evidence.read_evidence`. Raises `moretta.errors.ParameterError`, and writes
+    nothing, for an unreadable folder, a file that cannot be written or is not a dossier, or a signed dossier that would
+    change.
     """
     files = Files.at(out or folder / "dossier.html")
     evidence = read_evidence(folder, answers)
