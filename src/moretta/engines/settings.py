@@ -43,7 +43,7 @@ class Run(Section):
         metrics: functions of the model's outputs and the targets, as "module:function". Their figures on test rows
             stand beside the built-in ones under the functions' names (`moretta.run.metrics`).
         trackers: receivers of each line of the history, at the server: "tensorboard", "mlflow" or a "module:function"
-            (`moretta.run.trackers`); None: nobody.
+            (`moretta.run.trackers`); None: no tracker.
         record_views: keep what each role saw: never, always, or in these rounds (the first is 1).
         early_stopping: the number of rounds without a lower validation loss after which the run stops and returns to
             its best round; None: never. Rounds are judged only at evaluations.
@@ -110,7 +110,7 @@ class Delay(Fault):
     """Delay a silo's answers of one phase.
 
     Args:
-        seconds: they count towards the deadline, but nobody waits for them; without a deadline they are only logged.
+        seconds: they count towards the deadline, but cost no time; without a deadline they are only logged.
     """
 
     seconds: Annotated[Positive, Unit("seconds")]

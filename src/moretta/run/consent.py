@@ -70,7 +70,7 @@ def _described(source: str, base: Path) -> str:
     return f"{function} of {module} ({where})"
 
 
-# -- runs of one's own -------------------------------------------------------------------------------------------------
+# -- runs of this user -------------------------------------------------------------------------------------------------
 
 
 def state_folder() -> Path:

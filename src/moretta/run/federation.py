@@ -112,7 +112,7 @@ class Federation:
         class_names: The names of classes 0, 1, ..; a table with classes has its own.
         table: What columns mean, for rows that were read by a schema (`moretta.data.tables.rows.read_table`). It sets
             what is filled in, and names columns and classes; frames are put in its order.
-        absent: Words that stand for no value in tables to predict, as `read_table` was given them.
+        absent: Words for an absent value in tables to predict, the same as for `read_table`.
         least_rows: The fewest rows of any silo, where rows are remote.
         score_at_silos: Have the silos score the final model on the rows that each holds back (`Silo.held_out`), and sum
             their scores in secret (`moretta.protocols.common.scoring`).
@@ -170,7 +170,7 @@ class Federation:
             protocol = protocol.with_own_code(agreed=OWN_CODE)
         run = python_arguments.section(
             Run,
-            rounds=1,  # `train` says how many, and the seed
+            rounds=1,  # `train` sets the number, and the seed
             name=name,
             dtype=dtype,
             device=device,

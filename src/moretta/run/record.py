@@ -409,7 +409,7 @@ class FinishedRound:
         number: From 1 to `rounds`.
         rounds: Of the whole run.
         loss: The mean over rows before the round's step, in the units of standardised targets where they are
-            standardised. None where nobody learns it.
+            standardised. None if no role learns it.
         metrics: Scores on test and validation rows by their names in the history, such as ``test_accuracy``. Empty in
             rounds without an evaluation.
         missing: Silos that missed an answer, each with the reason.

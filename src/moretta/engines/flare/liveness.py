@@ -149,7 +149,7 @@ class Liveness:
         woken = self._knock(unknown)
         awake = {name: reply.process_id for name, reply in woken.items() if isinstance(reply, wire.Awake)}
         replies = self.requests(dict.fromkeys(awake, self.hello), {}, PATIENCE, processes=awake)
-        # Another addressee may have handed on its copy before ours came. One that is for it alone, nobody else has.
+        # Another addressee may have forwarded its copy before ours arrived. A copy for this site alone can not.
         denied = (
             name for name, reply in replies.items() if isinstance(reply, tuple) and isinstance(reply[0], wire.Denied)
         )
