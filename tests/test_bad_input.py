@@ -170,7 +170,7 @@ def test_from_python_a_bad_number_is_named_with_its_silo() -> None:
 
 
 def test_a_run_file_that_is_not_there(here: Path) -> None:
-    assert refused(here, "train", "no.toml") == "the run file no.toml does not exist; give the path of a TOML file"
+    assert refused(here, "train", "no.toml") == "the run file no.toml does not exist; name an existing TOML file"
     assert "not TOML" in refused(here, "train", "patients.csv")
 
 

@@ -371,7 +371,7 @@ def test_a_lazy_layer_of_a_function_is_refused(here: Path) -> None:
     (here / "lazy.py").write_text("from torch import nn\ndef built(hidden):\n    return nn.LazyLinear(2)\n")
     refused = call("train", "run.toml", "--set", "model.source=lazy:built")
     assert refused.code == 2
-    assert "`weight`: expected numbers, and a lazy layer's has none yet; call the model once on a row" in refused.err
+    assert "`weight` belongs to a lazy layer, and has no numbers yet; call the model once on a row" in refused.err
 
 
 def test_the_console_script(here: Path) -> None:

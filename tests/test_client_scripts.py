@@ -137,9 +137,9 @@ def test_a_script_that_ends_after_its_round_is_started_again(tmp_path: Path) -> 
 
 def test_outside_of_a_run_it_says_what_to_do(tmp_path: Path) -> None:
     assert client.SOCKET not in os.environ
-    with pytest.raises(MisuseError, match=r"was not started by Moretta; give it as fit=Script\(PATH\)"):
+    with pytest.raises(MisuseError, match=r"was not started by Moretta; pass it as fit=Script\(PATH\)"):
         client.init()
     with pytest.raises(MisuseError, match=r"call init\(\) first"):
         client.receive()
-    with pytest.raises(ParameterError, match=r"Script: expected a file, and .*missing\.py is not one"):
+    with pytest.raises(ParameterError, match=r"Script: .*missing\.py is not a file"):
         Script(tmp_path / "missing.py")

@@ -355,8 +355,8 @@ def test_deep_lists_and_long_numbers_earn_a_sentence(write: Write) -> None:
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     lost = tmp_path / "lost.toml"
-    assert sentence(lost) == f"the run file {lost} does not exist; give the path of a TOML file"
-    assert sentence(tmp_path) == f"the run file {tmp_path} cannot be read (Is a directory); give a TOML file"
+    assert sentence(lost) == f"the run file {lost} does not exist; name an existing TOML file"
+    assert sentence(tmp_path) == f"the run file {tmp_path} cannot be read (Is a directory); name a readable TOML file"
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe\x00")
     assert sentence(binary) == f"{binary} is not text in UTF-8; save the run file as UTF-8"
@@ -426,7 +426,7 @@ def test_other_words_are_text(value: str) -> None:
 
 def test_an_override_below_a_value(write: Write) -> None:
     said = sentence(write(SMALL), ("run.rounds.a=3",))
-    assert said == "--set run.rounds.a: rounds is a value and not a section; give section.key=value"
+    assert said == "--set run.rounds.a: rounds is a value, not a section; write section.key=value"
 
 
 # Writing.

@@ -265,7 +265,7 @@ def test_a_record_is_cut_and_added_to_by_a_process_that_can_make_no_file(tmp_pat
 
 def test_words_alone_name_formats_and_dtypes() -> None:
     assert set(map(type, operations.WORDS.values())) == {torch.dtype, torch.memory_format, torch.layout}
-    with pytest.raises(ParameterError, match="is not one of them"):
+    with pytest.raises(ParameterError, match="is not a core operation of PyTorch"):
         operations.operation("aten._embedding_bag.default")
 
 

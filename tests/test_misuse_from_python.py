@@ -323,14 +323,14 @@ def test_numbers_that_float32_cannot_keep_apart_are_refused() -> None:
     make(silos=[Silo("a", spread, Y), Silo("b", np.full((12, 4), 20240101.0), Y)]).rehearse(1)
     frame = pandas.DataFrame({"age": X[:, 0], "seen": seconds, "b": X[:, 1], "c": X[:, 2]})
     for x in (frame, frame.to_numpy()):
-        with pytest.raises(ParameterError, match=r"`a`: x: column ('seen'|1): rows are kept as float32, which moves"):
+        with pytest.raises(ParameterError, match=r"`a`: x: column ('seen'|1): float32, in which rows are kept, moves"):
             make(silos=[Silo("a", x, Y), Silo("b", x, Y)])
     frame["seen"] -= 1_700_000_000
     make(silos=[Silo("a", frame, Y), Silo("b", frame, Y)]).rehearse(1)
     late = [Silo("a", X, seconds), Silo("b", X, seconds - seconds[0])]
-    with pytest.raises(ParameterError, match="`a`: y: rows are kept as float32"):
+    with pytest.raises(ParameterError, match="`a`: y: float32, in which rows are kept"):
         make(model=nn.Linear(4, 1), silos=late, protocol=FedSGD(loss="mse"), task="regression")
-    with pytest.raises(ParameterError, match="the table: column 'seen': rows are kept as float32"):
+    with pytest.raises(ParameterError, match="the table: column 'seen': float32, in which rows are kept"):
         read_table({"seen": seconds}, Schema(columns={"seen": Number()}), labelled=False)
 
 
@@ -377,7 +377,9 @@ def test_frames_agree_on_the_order_of_columns() -> None:
     with pytest.raises(ParameterError, match=r"x: expected a column 'c', as the run has; it has a, b, d"):
         result.predict(frame.drop(columns="c"))
     twice = pandas.concat([frame, frame[["a"]]], axis=1)
-    with pytest.raises(ParameterError, match=r"silo `a`: column 'a' appears twice; give each its own name"):
+    with pytest.raises(
+        ParameterError, match=r"silo `a`: column 'a' appears twice; expected each name once: rename one"
+    ):
         Silo("a", twice, y)
     absent = Silo("a", frame.assign(a=pandas.array([None, *X[1:, 0]], dtype="Float64")), y)
     assert np.isnan(absent.x[0, 0])

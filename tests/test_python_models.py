@@ -376,7 +376,7 @@ def test_a_graph_keeps_no_result_that_nothing_reads_any_more(tmp_path: Path) -> 
 def test_a_tensor_whose_name_a_graph_has_for_itself_is_refused(name: str) -> None:
     model = nn.Linear(3, 2)
     model.register_buffer(name, torch.ones(2))
-    with pytest.raises(ParameterError, match=f"a graph has the name `{name}` for itself"):
+    with pytest.raises(ParameterError, match=f"graphs reserve the name `{name}`"):
         graph.written(model, (3,), torch.float32)
 
 
@@ -392,7 +392,7 @@ class Branching(nn.Module):
 
 def test_a_model_that_cannot_be_followed_says_what_to_do_and_leaves_nothing(tmp_path: Path) -> None:
     result = federation(FedSGD(**SETTINGS), model=Branching()).train(2)
-    with pytest.raises(ParameterError, match=r'cannot be written down as a graph .*model="module:function"') as caught:
+    with pytest.raises(ParameterError, match=r'cannot be exported as a graph .*model="module:function"') as caught:
         result.save(tmp_path / "saved")
     assert len(str(caught.value).splitlines()) == 1
     assert not (tmp_path / "saved").exists()
@@ -469,7 +469,7 @@ def test_a_graph_of_somebody_else_runs_core_operations_alone(does: str, plain: P
     told, constants = told_of(plain)
     told["nodes"][0]["does"] = does
     path.write_bytes(save(constants, {"graph": json.dumps(told)}))
-    with pytest.raises(ParameterError, match="a graph has core operations of PyTorch alone"):
+    with pytest.raises(ParameterError, match="is not a core operation of PyTorch"):
         graph.Graph.read(path.read_bytes(), {name: one.detach().numpy() for name, one in model.state_dict().items()})
 
 

@@ -402,7 +402,7 @@ def files(here: Path) -> list[Row]:
 
 def test_a_column_missing_at_one_silo(here: Path, files: list[Row]) -> None:
     write(here / "south.csv", files[120:], ("patient", "admitted", "age", "bmi", "ward", "outcome"))
-    refused(train(run="files.toml"), files, "silo `south`: south.csv: expected a column 'crp'")
+    refused(train(run="files.toml"), files, "silo `south`: south.csv: the column 'crp' of the schema is missing")
 
 
 def test_another_hospitals_categories_are_named_by_column(here: Path, files: list[Row]) -> None:

@@ -67,10 +67,12 @@ REFUSALS = {
     ),
     "names like cells": Refusal(lines("ward,no\nno,yes\nward,no\n"), "--header", ("--header",)),
     "no name": Refusal(
-        lines(ROWS.replace("ward", "")), "its own name", change=lambda table: table.replace(b"age,,", b"age,ward,")
+        lines(ROWS.replace("ward", "")), "for each column", change=lambda table: table.replace(b"age,,", b"age,ward,")
     ),
     "a name twice": Refusal(
-        lines(ROWS.replace("ward", "age")), "its own name", change=lambda table: table.replace(b"age,age", b"age,ward")
+        lines(ROWS.replace("ward", "age")),
+        "for each column",
+        change=lambda table: table.replace(b"age,age", b"age,ward"),
     ),
     "an open quote": Refusal(
         lines(ROWS.replace("south", '"south', 1)),

@@ -409,7 +409,7 @@ def test_a_built_in_model_takes_one_array(nets: Any, tmp_path: Path) -> None:
     saved(tmp_path / "all.npz", x, y=y)
     text = RUN.format(source="all.npz").replace("nets_of_arrays:Masked", "mlp")
     (tmp_path / "run.toml").write_text(text)
-    with pytest.raises(ParameterError, match=r'model "mlp" takes one array, and a sample has the arrays ids \[6\]'):
+    with pytest.raises(ParameterError, match=r'model "mlp" takes one array, but a sample has the arrays ids \[6\]'):
         federation_of(run_files.load(tmp_path / "run.toml"), None)
 
 
@@ -434,7 +434,10 @@ INPUTS = "inputs = {ids = [6], mask = [6], table = [3]}\n"
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (INPUTS + 'tokens = true\nstandardise = ["table"]', r'tokens: name the arrays .* for example \["ids"\]'),
+        (
+            INPUTS + 'tokens = true\nstandardise = ["table"]',
+            r'tokens: expected names of the arrays .* for example \["ids"\]',
+        ),
         (
             INPUTS + 'tokens = ["words"]\nstandardise = []',
             "tokens: there is no array `words`; inputs has ids, mask or t",

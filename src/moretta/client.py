@@ -85,8 +85,8 @@ class Script:
     def __init__(self, path: str | Path, *arguments: str) -> None:
         self.path, self.arguments = Path(path).absolute(), arguments
         if not self.path.is_file():
-            raise ParameterError(f"Script: expected a file, and {self.path} is not one; name a script of Python")
-        self.__qualname__ = self.path.name  # its name in the record
+            raise ParameterError(f"Script: {self.path} is not a file; name a Python script")
+        self.__qualname__ = self.path.name  # how the record names it
 
     def at(self, silo: str, rounds: int) -> "_Running":
         """Return the loop of one silo. rounds: the number of the run's rounds."""
@@ -195,7 +195,7 @@ class _Silo:
     def __init__(self) -> None:
         number = os.environ.get(SOCKET, "")
         if not number.isdigit():
-            raise MisuseError("moretta.client: this script was not started by Moretta; give it as fit=Script(PATH)")
+            raise MisuseError("moretta.client: this script was not started by Moretta; pass it as fit=Script(PATH)")
         self._socket = socket.socket(fileno=int(number))
         self._held: FLModel | None = None
         self._ended = False

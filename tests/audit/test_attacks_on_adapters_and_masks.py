@@ -100,7 +100,7 @@ def test_another_adapters_factor_is_not_this_ones(nets: Path) -> None:
 
 def test_a_frozen_layer_without_an_adapter_is_not_attacked(nets: Path) -> None:
     truth = pbpfl(nets, {"source": "nets:Adapted", "low": False}, {}, {"rounds": 1})
-    with pytest.raises(ParameterError, match="no two matrices that train have all their scales in common"):
+    with pytest.raises(ParameterError, match="no two trained matrices share all their scales"):
         adapters.gather(truth)
 
 

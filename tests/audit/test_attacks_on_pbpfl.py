@@ -328,7 +328,7 @@ def test_uploads_are_told_as_they_were_and_models_need_outputs(tmp_path: Path) -
     (sent,) = truth.messages("server", 3, PlainUpload, silo)
     for name, wanted in exposure.uploaded(truth, silo, 3).items():
         assert np.abs(sent.tensors[f"noisy/{name}"] - wanted).max() < 1e-4 * np.abs(wanted).max()
-    with pytest.raises(ParameterError, match="a silo's view has no outputs"):
+    with pytest.raises(ParameterError, match="the silo's view has no outputs"):
         claimed(SILO_PROPERTY, truth)
 
 

@@ -75,7 +75,7 @@ def test_a_variant_has_keys_of_any_section_and_a_short_name(path):
     ("run.seed=3", r"run.seed is what --seeds says; remove it here"),
     ("run.out=../x", r"run.out is what --out says; remove it here"),
     ("run.=3", r"expected section.key=value"),
-    ("run.rounds.more=3", r"rounds is a value and not a section"),
+    ("run.rounds.more=3", r"rounds is a value, not a section"),
 ])  # fmt: skip
 def test_what_is_wrong_with_a_variant_is_one_sentence(path, text, says):
     with pytest.raises(ParameterError, match=says) as caught:

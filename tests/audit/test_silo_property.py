@@ -118,5 +118,5 @@ def test_split_columns_are_refused_in_words(tmp_path, vertical):
     data = {"source": "wdbc", "silos": 4, "partition": "grid", "grid": [2, 2], "batch-size": 0}
     truth = recorded(tmp_path, protocol={"name": "cgd", "vertical": vertical}, data=data, run={"rounds": 2})
     assert ATTACK.fits(truth.run) == ""
-    with pytest.raises(ParameterError, match="columns are split, so that silo-1-1 by itself has no whole rows"):
+    with pytest.raises(ParameterError, match="columns are split, so silo-1-1 alone has no whole rows"):
         ATTACK.given(truth)

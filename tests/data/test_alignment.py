@@ -300,7 +300,7 @@ def test_rows_are_reordered_and_changed_rows_refused() -> None:
     assert rows.groups.tolist() == ["g3", "g1"]
     assert len(aligned(Silo("a", x, y[:0], ids=np.array(ids)), found).y) == 0
     for changed in (["a", "C", "b"], ["C", "a", "b", "d"], ["C", "a"]):
-        with pytest.raises(ParameterError, match="differ from those that were aligned"):
+        with pytest.raises(ParameterError, match="have changed since the alignment"):
             found.normalised(changed, "`a`")
     with pytest.raises(ParameterError, match="name the id column"):
         aligned(Silo("a", x, y), found)

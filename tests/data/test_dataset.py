@@ -139,7 +139,9 @@ def test_labels_and_outputs() -> None:
     check_fit(np.zeros(3, np.float32), 1, "silo-1")
     with pytest.raises(ParameterError, match="silo-1: label 2 does not fit 1 outputs; expected labels 0 to 1"):
         check_fit(Y, 1, "silo-1")
-    with pytest.raises(ParameterError, match="silo-1: targets have 2 entries a row, but the model has 3 outputs"):
+    with pytest.raises(
+        ParameterError, match="silo-1: targets have 2 entries a row; expected 3, one for each output of the model"
+    ):
         check_fit(np.zeros((3, 2), np.float32), 3, "silo-1")
     with pytest.raises(ParameterError, match="each target is one number, but the model has 3 outputs"):
         check_fit(np.zeros(3, np.float32), 3, "silo-1")

@@ -207,7 +207,7 @@ def test_arrays_bring_ids_as_an_array(tmp_path: Path) -> None:
     [
         (np.arange(19), r"d\.npz: expected one id per row \(20\), integers or strings, got an array of shape \(19,\)"),
         (np.arange(20.0), r"expected one id per row .* type float64"),
-        (np.minimum(np.arange(20), 18), r"20 rows have 19 different ids; give each row its own id"),
+        (np.minimum(np.arange(20), 18), r"20 rows have 19 different ids; expected an id of its own for each row"),
     ],
 )
 def test_bad_arrays_of_ids(tmp_path: Path, ids: np.ndarray, message: str) -> None:
@@ -223,7 +223,7 @@ def test_bad_arrays_of_ids(tmp_path: Path, ids: np.ndarray, message: str) -> Non
         (
             TABLE.replace("P07", "P06"),
             {},
-            "column 'patient' has 1 rows whose id another row has too; give each row its own",
+            "column 'patient' has 1 rows whose id is repeated; expected an id of its own for each row",
         ),
         (TABLE.replace("P07", ""), {"missing": "median"}, "'patient' in 1 of 20 rows; give every row its id"),
         (TABLE, {"id_column": "y"}, 'id-column "y" is the last column, which is the target by default; name'),
@@ -266,7 +266,12 @@ ALL = [["a", "b"], ["c", "d", "e"]]
         (2, "gird", {}, 'partition: .*"gird"'),
         # silos
         (3, "grid", {"grid": [2, 2]}, r"silos = 3 and grid = \[2, 2\] differ: that grid has 4 participants; remove"),
-        (3, "by-feature", {"columns": ALL}, "silos = 3 does not fit 2 column parts; .* give a multiple of 2"),
+        (
+            3,
+            "by-feature",
+            {"columns": ALL},
+            "silos = 3 is not a multiple of the 2 column parts; .* set a multiple of 2",
+        ),
         (
             6,
             "by-feature",
@@ -282,7 +287,7 @@ ALL = [["a", "b"], ["c", "d", "e"]]
         (2, "grid", {"grid": [2]}, "how many row parts and column parts"),
         (2, "grid", {"grid": [0, 2]}, "how many row parts and column parts"),
         (2, "by-feature", {"columns": []}, "a list of columns for each part"),
-        (2, "by-feature", {"columns": [["a"], []]}, "columns: part 2 is empty; give it a column or remove it"),
+        (2, "by-feature", {"columns": [["a"], []]}, "columns: part 2 is empty; add a column to it, or remove it"),
         (
             2,
             "by-feature",
@@ -304,7 +309,7 @@ ALL = [["a", "b"], ["c", "d", "e"]]
         # label holders
         (2, "grid", {"grid": [1, 2], "label_holder": 3}, "label-holder: expected the number of a column part, 1 to 2"),
         (4, "grid", {"grid": [2, 2], "label_holder": [1, 0]}, "label-holder: expected .* 1 to 2, got 0"),
-        (4, "grid", {"grid": [2, 2], "label_holder": [1]}, "label-holder has 1 numbers for 2 row parts; give one"),
+        (4, "grid", {"grid": [2, 2], "label_holder": [1]}, "label-holder has 1 numbers for 2 row parts; set one"),
     ],
 )
 def test_bad_grids(silos: int, how: str, arguments: dict[str, Any], message: str) -> None:
@@ -324,6 +329,6 @@ def test_columns_are_called_what_the_source_calls_them(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="missing: 1, 2, 3 and 12 more would be"):
         distribute(dataset(8, (1, 4, 4)), 1, "by-feature", columns=[[0]])
     with pytest.raises(
-        ParameterError, match='"ink" is a name, but these columns have no names; give indices from 0 to 15'
+        ParameterError, match='"ink" is a name, but these columns have no names; use indices from 0 to 15'
     ):
         distribute(dataset(8, (1, 4, 4)), 1, "by-feature", columns=[["ink"]])

@@ -314,13 +314,13 @@ def prepare(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("second", "sentence", "form"),
     [
-        ("gone.png", "there is no such file in the folder of images; put it there, or remove the row", {}),
-        ("folder.png", "there is no such file in the folder of images", {}),
-        ("pipe.png", "there is no such file in the folder of images", {}),
-        ("loop.png", "there is no such file in the folder of images", {}),
-        ("x" * 5000, "there is no such file in the folder of images", {}),
-        ("", "names no file; give the path of one below the folder, or remove the row", {}),
-        ("../outside.png", "leads out of the folder of images; give the path of a file below it", {}),
+        ("gone.png", "this file is not in the folder of images; put it there, or remove the row", {}),
+        ("folder.png", "this file is not in the folder of images", {}),
+        ("pipe.png", "this file is not in the folder of images", {}),
+        ("loop.png", "this file is not in the folder of images", {}),
+        ("x" * 5000, "this file is not in the folder of images", {}),
+        ("", "names no file; write the path of one below the folder, or remove the row", {}),
+        ("../outside.png", "leads out of the folder of images; write the path of a file below it", {}),
         ("b/../../outside.png", "leads out of the folder of images", {}),
         ("..\\outside.png", "leads out of the folder of images", {}),
         ("C:\\outside.png", "leads out of the folder of images", {}),
@@ -341,8 +341,8 @@ def prepare(folder: Path) -> None:
             "is coloured, and the first image is grey; make all alike by channels = 1 or channels = 3",
             {},
         ),
-        ("large.png", r"has 9 x 9 pixels, and without image-size .*\(the first has 6 x 6\); give image-size", {}),
-        ("wide.png", "has 9 x 3 pixels, and without image-size all images must be squares of one size", {}),
+        ("large.png", r"has 9 x 9 pixels; without image-size .*\(the first has 6 x 6\); set image-size", {}),
+        ("wide.png", "has 9 x 3 pixels; without image-size all images must be squares of one size", {}),
         ("none.dcm", "has no pixels; take it out of the table of labels", {}),
         (
             "b.png",
@@ -425,7 +425,7 @@ def test_a_schema_has_images_or_columns_as_inputs() -> None:
     [
         ({}, 'source = "image-folder" needs path, the folder of images, and labels'),
         ({"path": "scans"}, "needs path, the folder of images, and labels"),
-        ({"path": "none", "labels": "labels.csv", "target": "label"}, "there is no folder .*none of images"),
+        ({"path": "none", "labels": "labels.csv", "target": "label"}, "the folder of images .*none does not exist"),
         ({"path": "scans", "labels": "none.csv"}, "there is no file .*none.csv"),
         (
             {"path": "scans", "labels": "labels.csv", "task": "regression"},
@@ -489,7 +489,7 @@ def test_a_folder_by_itself_is_all_its_images_in_order(tmp_path: Path) -> None:
 def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="holds no images"):
         read_unlabelled(tmp_path, ImageForm())
-    with pytest.raises(ParameterError, match="there is no folder"):
+    with pytest.raises(ParameterError, match=r"the folder of images .* does not exist"):
         read_unlabelled(tmp_path / "none", ImageForm())
 
 

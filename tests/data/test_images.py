@@ -84,7 +84,10 @@ def test_channels_are_standardised_by_constants_of_the_run(tmp_path: Path) -> No
         ({"channel_mean": ()}, "expected a number of each for every channel"),
         ({"channel_mean": (0.5,), "channel_deviation": (0.0,)}, "channel_deviation.* more than 0"),
         ({"channel_mean": (float("nan"),), "channel_deviation": (1.0,)}, "expected a number of each"),
-        ({"channel_mean": (0.5,) * 3, "channel_deviation": (1.0,) * 3}, "has 3 numbers, and images have 1 channels"),
+        (
+            {"channel_mean": (0.5,) * 3, "channel_deviation": (1.0,) * 3},
+            "has 3 numbers; expected 1, one for each channel",
+        ),
         ({"image_size": 0}, "image_size: expected 1 or more"),
     ],
 )
@@ -195,7 +198,7 @@ def test_absent_files_say_where_to_get_them(tmp_path: Path, source: str) -> None
         ParameterError, match=f'source = "{source}" needs path, the folder with .*; get them at https://'
     ):
         load(source)
-    with pytest.raises(ParameterError, match=r"there is no folder .*from https://"):
+    with pytest.raises(ParameterError, match=r"the folder .* does not exist; it should hold .*from https://"):
         load(source, path="nowhere", base=tmp_path)
     with pytest.raises(ParameterError, match=r"lacks .*; get them at https://"):
         load(source, path=tmp_path)

@@ -335,7 +335,7 @@ def test_row_numbers_without_a_name(tmp_path: Path) -> None:
         assert found["Unnamed: 0"].column.kind == "id"
         assert found["Unnamed: 0"].doubt is not None
     path.write_text("age ill\n" + "".join(f"{k} {k % 50} no\n" for k in range(9)))
-    with pytest.raises(ParameterError, match="each line has 3 cells, but the first 2; give the first column a name"):
+    with pytest.raises(ParameterError, match="each line has 3 cells, but the first 2; name the first column"):
         read_columns(path, Format(separator=" "))
     path.write_text(",age,ill\nAlfa,61,no\nBeta,70,yes\n")
     with pytest.raises(ParameterError, match="the first line has no name for column 1"):

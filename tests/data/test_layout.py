@@ -111,7 +111,10 @@ def test_rows_for_tracing_have_small_ids_and_whole_masks() -> None:
 
 
 BAD: list[tuple[Mapping[str, Any], str]] = [
-    (put("mask", np.zeros((2, 3))), r"rows: array `mask` has 2 rows, and `age` has 3; give all the same number"),
+    (
+        put("mask", np.zeros((2, 3))),
+        r"rows: array `mask` has 2 rows, but `age` has 3; expected the same number in each array",
+    ),
     (
         put("table", np.array([[1, 2], [np.nan, 3], [np.inf, 4.0]])),
         "array `table` column 0 is NaN or infinite in 2 rows",
@@ -208,7 +211,7 @@ def test_numbers_in_one_axis_are_standardised_unless_they_are_a_mask_in_all_silo
             {"x": put("ids", np.zeros((3, 3)))},
             "`south`: array `ids` holds numbers, silo `north` has integers",
         ),
-        ({"x": np.zeros((3, 2))}, "silo `south` has one array a sample, and `north` several by name"),
+        ({"x": np.zeros((3, 2))}, "silo `south` has one array a sample, but `north` has several by name"),
         (
             {"x": ARRAYS, "row": "r", "columns": (0,)},
             "`south`: columns of samples of several arrays cannot",
@@ -271,7 +274,7 @@ def test_an_npz_file_has_each_array_by_name(tmp_path: Path) -> None:
     assert rows == {tuple(row) for row in packed.tolist()}
     dealt = distribute(found, 2)
     assert sum(len(silo.x) for silo in dealt.silos) == len(found.train.x)
-    with refused("deals the columns of one array, and a sample of all.npz has the arrays ids, table"):
+    with refused("splits the columns of one array, but a sample of all.npz has the arrays ids, table"):
         distribute(found, 4, "grid", grid=(2, 2))
 
 
@@ -295,7 +298,7 @@ def test_one_array_beside_several_is_refused(tmp_path: Path) -> None:
     with refused("both.npz: expected the arrays x.ids, x.table of a sample alone; got one array `x`"):
         load("both.npz", base=tmp_path)
     saved(tmp_path / "few.npz", {"x": FEW}, y=Y)
-    with refused('few.npz: missing = "mean" is for one table, and a sample here has the arrays ids, table'):
+    with refused('few.npz: missing = "mean" is for one table, but a sample here has the arrays ids, table'):
         load("few.npz", base=tmp_path, missing="mean")
 
 

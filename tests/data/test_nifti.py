@@ -112,10 +112,10 @@ def test_a_single_slice_needs_no_plane() -> None:
 @pytest.mark.parametrize(
     ("content", "form", "said"),
     [
-        (volume(VALUES), {}, 'is a volume of 4 x 5 x 6, and a sample is one plane; .* [data] plane = "axial"'),
+        (volume(VALUES), {}, 'is a volume of 4 x 5 x 6, but a sample is one plane; .* [data] plane = "axial"'),
         (volume(np.stack([VALUES] * 3, 3)), {"plane": "axial"}, "holds 3 volumes; export the one that is to be"),
-        (volume(VALUES), {"plane": "axial"}, "has values of no known range; give [data] window"),
-        (volume(VALUES.astype(np.int16)), {"plane": "axial"}, "has values of no known range; give [data] window"),
+        (volume(VALUES), {"plane": "axial"}, "has values of an unknown range; set [data] window"),
+        (volume(VALUES.astype(np.int16)), {"plane": "axial"}, "has values of an unknown range; set [data] window"),
         (volume(VALUES[:1]), {"plane": "axial"}, "is one sagittal slice, and plane is axial; leave it out"),
         (volume(VALUES.astype(np.complex64)), {"plane": "axial"}, "has colours or complex values"),
         (volume(VALUES)[:252] + bytes(4) + volume(VALUES)[256:], {"plane": "axial"}, "does not say how it lies"),

@@ -117,7 +117,7 @@ def test_a_category_in_no_training_row_is_named(tmp_path: Path, alone: int) -> N
         picture(tmp_path / "Art" / "Zebra" / f"{n}.png", 9)
     said = "0 images" if alone == 0 else "1 image"
     with pytest.raises(
-        ParameterError, match=rf'category "Zebra" is in no training row \({said} in all\); give it more'
+        ParameterError, match=rf'category "Zebra" is in no training row \({said} in all\); add images to it'
     ):
         load("office-home", path=tmp_path, test_fraction=0.6)
 
@@ -126,7 +126,7 @@ def test_a_category_in_no_training_row_is_named(tmp_path: Path, alone: int) -> N
     ("arguments", "message"),
     [
         ({}, "needs path, the folder with the folders Art, Clipart, Product and Real World.*get them at https://"),
-        ({"path": "nowhere"}, r"there is no folder .*nowhere; it should hold .*from https://"),
+        ({"path": "nowhere"}, r"the folder .*nowhere does not exist; it should hold .*from https://"),
         ({"path": "."}, "lacks the folder Clipart, Real World; expected"),
         ({"path": ".", "image_size": 0}, "image_size: expected 1 or more, got 0"),
         ({"path": ".", "target": "y"}, "target is for a table"),

@@ -59,7 +59,9 @@ def test_a_site_of_one_class_keeps_its_number(tmp_path: Path) -> None:
 
 def test_one_hot_rows_are_as_wide_as_there_are_classes(tmp_path: Path) -> None:
     np.testing.assert_array_equal(of_npz(tmp_path, x=X, y=np.eye(3)[Y]).y, np.eye(3)[Y])
-    with pytest.raises(ParameterError, match="targets have 2 entries a row, but the model has 3 outputs"):
+    with pytest.raises(
+        ParameterError, match="targets have 2 entries a row; expected 3, one for each output of the model"
+    ):
         of_npz(tmp_path, x=X, y=np.eye(2)[Y % 2])
 
 
@@ -103,7 +105,7 @@ REFUSED: list[tuple[ExpectedRows, dict[str, Any], str]] = [
     (CLASSES, {"x": X, "y": np.array(list("abca"))}, "expected classes 0 to 2 as whole numbers"),
     (CLASSES, {"x": X, "y": np.ones((4, 3))}, "expected class targets"),
     (NUMBERS, {"x": X, "y": np.where(Y == 2, np.inf, Y)}, "1 targets are NaN or infinite"),
-    (NUMBERS, {"x": X, "y": X}, "targets have 2 entries a row, but the model has 1 outputs"),
+    (NUMBERS, {"x": X, "y": X}, "targets have 2 entries a row; expected 1, one for each output of the model"),
     (PAIRS, {"x": X, "y": Y}, "each target is one number, but the model has 2 outputs"),
 ]
 
@@ -168,13 +170,13 @@ def test_absent_values_stay_absent_where_the_schema_fills_them_in(tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("a,b,y\n1,2,0\n", "expected a column 'who', as the schema has it, among its 3; does its first line"),
-        ("who,a,y\np,1,0\n", "expected a column 'b', as the schema has it"),
+        ("a,b,y\n1,2,0\n", "the column 'who' of the schema is missing among its 3; does its first line"),
+        ("who,a,y\np,1,0\n", "the column 'b' of the schema is missing"),
         ("who,a,b,c,y\np,1,2,3,0\n", "the schema lacks the column 'c'"),
         ("who,a,b,y\np,1,red,0\nq,2,blue,1\n", "column 'b' has something other than a number in 2 of 2 rows"),
         ("who,a,b,y\np,1,2,no\nq,3,4,yes\n", "column 'y' has a word that the schema does not have in 2 of 2 rows"),
         ("who,a,b,y\np,1,2,0.5\nq,3,4,1\n", "column 'y' has a word that the schema does not have in 1 of 2 rows"),
-        ("who,a,b,y\np,1,2,0\np,3,4,1\n", "column 'who' has 1 rows whose id another row has too"),
+        ("who,a,b,y\np,1,2,0\np,3,4,1\n", "column 'who' has 1 rows whose id is repeated"),
         ("who,a,b,y\n", "has no rows"),
         ("", "has no rows"),
     ],

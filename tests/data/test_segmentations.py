@@ -188,7 +188,7 @@ def test_what_all_frames_share_is_said_once(tmp_path: Path) -> None:
 def test_a_frame_lies_where_its_image_lies(tmp_path: Path, name: str, value: Any, near: Any, far: Any) -> None:
     content = segmentation(place={name: value})
     np.testing.assert_array_equal(mask(tmp_path, content, image(**{name: near})), NUMBERS)
-    with pytest.raises(ParameterError, match=rf"row 1: the mask lies elsewhere than its image \({name}\)"):
+    with pytest.raises(ParameterError, match=rf"row 1: the mask is placed differently from its image \({name}\)"):
         mask(tmp_path, content, image(**{name: far}))
 
 

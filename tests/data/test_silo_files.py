@@ -241,18 +241,22 @@ def test_partners_with_nobody_in_common(here: Path) -> None:
     [
         ('target = "outcome"', BOTH, '[data] target is not supported by source = "files"'),
         ("silos = 3", BOTH, "[data] files names 2 silos, expected silos = 3"),
-        ('partition = "by-label"', BOTH, '[data] partition = "by-label" deals rows out, and files have theirs'),
+        (
+            'partition = "by-label"',
+            BOTH,
+            '[data] partition = "by-label" splits one set of rows, but each silo has its own file',
+        ),
         (COLUMNS + "test-fraction = 0.2", BOTH, "[data] test-fraction would hold back rows that other holders"),
         (COLUMNS.replace('"age"', '"height"'), BOTH, "[data] columns: expected each input column of the schema"),
         ("", "north = 3", "[data.files] north: expected a path in quotes, got 3"),
         ("", 'north = {source = "a.csv", seperator = ";"}', "seperator is not known; did you mean separator?"),
         ("", 'a = "clinic.csv"\nb = {source = "b.csv", alignment = "b.json"}', "[data.files.b] alignment is for silos"),
         (COLUMNS, OWN, "[data.files.north] test: expected one for each silo of whole rows"),
-        ('test = "whole.csv"', OWN, "give all test rows as [data] test"),
-        ("", OWN.replace('{source = "south.csv", test = "other.csv"}', '"south.csv"'), "give each silo its own, or"),
+        ('test = "whole.csv"', OWN, "name all test rows in [data] test"),
+        ("", OWN.replace('{source = "south.csv", test = "other.csv"}', '"south.csv"'), "set it for each silo, or"),
         ("test-fraction = 0.2", OWN, "[data] test names the test rows, and test-fraction 0.2 would hold others back"),
         ("", "", "needs a table for each silo there"),
-        ("", BOTH, "silo `clinic`: clinic.csv: expected a column 'claims', as the schema has it"),
+        ("", BOTH, "silo `clinic`: clinic.csv: the column 'claims' of the schema is missing"),
     ],
 )
 def test_what_does_not_go_with_files_is_one_sentence(here: Path, data: str, files: str, said: str) -> None:

@@ -220,7 +220,13 @@ def test_bad_npz(tmp_path: Path) -> None:
     refused("expected arrays x_train, y_train, x_test, y_test, or x and y; got x, labels", x=x, labels=y)
     refused("not an .npz file of plain arrays", x=np.array([None, {}]), y=y)
     refused("has 10 samples and 9 targets", x=x, y=y[:9])
-    refused(r"y_train \[10\] and y_test \[2, 2\] do not match", x_train=x, y_train=y, x_test=x[:2], y_test=np.eye(2))
+    refused(
+        r"y_train has the shape \[10\] and y_test \[2, 2\]; expected the same",
+        x_train=x,
+        y_train=y,
+        x_test=x[:2],
+        y_test=np.eye(2),
+    )
     refused(r"test part has samples of shape \(1,\)", x_train=x, y_train=y, x_test=x[:2, :1], y_test=y[:2])
     refused(r"one domain per row \(10\), got an array of shape \(3,\)", x=x, y=y, domain=y[:3])
     with (tmp_path / "d.npz").open("wb") as file:

@@ -90,7 +90,7 @@ def test_a_site_says_nothing_of_its_order_and_plays_no_part(tmp_path: Path) -> N
     settings(many, name).write_text(settings(many, name).read_text().replace(WORD, ""))
     federation = told.site_side(many.run_file, silo_file.load(settings(many, name)))
     with pytest.raises(
-        ParameterError, match=f"silo `{name}` holds columns of row `row-1`, and the order of its rows is not confirmed"
+        ParameterError, match=f"silo `{name}` holds columns of row `row-1`, but nothing confirms the order of its rows"
     ):
         federation.rehearse(1)
 
@@ -101,7 +101,7 @@ def test_rows_that_are_not_those_of_the_file_are_refused(tmp_path: Path) -> None
     align({one: ids[one] for one in many.names[:2]})[many.names[1]].save(many.folder / name / "alignment.json")
     path = settings(many, name)
     path.write_text(path.read_text() + 'alignment = "alignment.json"\n')
-    with pytest.raises(ParameterError, match=f"silo `{name}`: the ids differ from those that were aligned"):
+    with pytest.raises(ParameterError, match=f"silo `{name}`: the ids have changed since the alignment"):
         told.silos_at(many.run_file, silo_file.load(path))
     path.write_text(path.read_text() + WORD)
     with pytest.raises(ParameterError, match="give one"):

@@ -70,10 +70,14 @@ def test_sites_train_masks_as_one_machine_does(
         (
             "mask = [2, 2]\nclasses = 2",
             lambda y: y[:, :1],
-            "silo `silo-1`: expected masks of 2 x 2 positions, as the run says; got 2 positions",
+            "silo `silo-1`: expected masks of 2 x 2 positions, as in the run; got 2 positions",
         ),
         ("mask = [2, 2]\nclasses = 2", lambda y: y[:, 0, 0] * 0.5, "expected masks as whole numbers"),
-        ("outputs = 8", lambda y: y, "the targets are masks; expected the run file to name their shape and classes"),
+        (
+            "outputs = 8",
+            lambda y: y,
+            "the targets are masks, but the run file names no mask; set their shape and classes",
+        ),
     ],
 )
 def test_a_site_with_other_targets_is_told_which(

@@ -114,7 +114,7 @@ def test_a_site_may_have_test_rows_of_its_own(key: str, tmp_path: Path) -> None:
     with pytest.raises(RowsError, match=f"test: {key}: {rows_of(rows) - 3} of {rows_of(rows)} test rows"):
         told.silos_at(many.run_file, silo_file.load(settings))
     settings.write_text(settings.read_text() + "test-fraction = 0.3\n")
-    with pytest.raises(ParameterError, match="test-fraction would hold others back; give one"):
+    with pytest.raises(ParameterError, match="test and test-fraction exclude each other"):
         silo_file.load(settings)
 
 

@@ -170,13 +170,13 @@ def test_the_commands_lead_through_it(here: Path) -> None:
     asked = call("join", "north", "--silo", silo(), "--request", "--json").told
     assert asked["request"] == "north/north.request"
     words = ("kit", "sign", "north/north.request", "--kits", "mine")
-    assert "give the one that was read out as --fingerprint" in call(*words).sentence
+    assert "set --fingerprint to the one that was read out" in call(*words).sentence
     assert "this may be another's request" in call(*words, "--fingerprint", "0000 1111").sentence
     assert not (here / "mine/north.reply").exists()
     signed = call(*words, "--fingerprint", asked["fingerprint"].upper().replace(" ", ""), "--json").told
     assert signed == {"name": "north", "fingerprint": asked["fingerprint"], "reply": "mine/north.reply"}
     join = ("join", "north", "--silo", silo(), "--reply", "mine/north.reply")
-    assert "give the one that was read out as --fingerprint" in call(*join).sentence
+    assert "set --fingerprint to the one that was read out" in call(*join).sentence
     assert "this may be another's reply" in call(*join, "--fingerprint", "00").sentence
     assert not (here / "north/startup").exists()
     called = call(*join, "--fingerprint", made["server-key"])

@@ -206,8 +206,8 @@ ATTACKS: Mapping[str, tuple[Callable[[ModuleType, Path], None], str]] = {
     "a roster of the server's": (
         refused_text(more='[secure-aggregation]\nroster = "r.toml"'), r"\[secure-aggregation\] roster is set",
     ),
-    "a schema's file": (refused_text(data='schema = "/etc/passwd"'), r"^run.toml: \[data\] schema is of the machine"),
-    "a folder of modules": (refused_text(run='base = "/tmp"'), r"^run.toml: \[run\] base is of the machine"),
+    "a schema's file": (refused_text(data='schema = "/etc/passwd"'), r"^run.toml: \[data\] schema is a path on"),
+    "a folder of modules": (refused_text(run='base = "/tmp"'), r"^run.toml: \[run\] base is a path on the machine"),
     "rows of the server's choice": (
         lambda policy, folder: policy.permitted(
             '[run]\nrounds = 3\n[data]\nsource = "wdbc"\n[model]\nsource = "mlp"\n[protocol]\nname = "fedsgd"\n',
@@ -326,7 +326,7 @@ ATTACKS: Mapping[str, tuple[Callable[[ModuleType, Path], None], str]] = {
     "a record of epsilon that is damaged": (damaged_ledger, "record of its epsilon is damaged"),
     "no masks under a roster": (refused_text(rostered, more=PLAIN), "this site has a roster"),
     "noise of unknown lots": (refused_text(protocol=PRIVATE), r"\[data\] least-rows is missing"),
-    "a model beyond the site's memory": (huge_model, "here allows 10 in 10000"),
+    "a model beyond the site's memory": (huge_model, "allows 10 in 10000 here"),
     "another Moretta": (greeting(versions={"moretta": "0.0.1", "torch": "2.6.0"}), "and the server 0.0.1"),
     "another text": (greeting(job="0" * 64), "settings differ from the server's"),
     "another PyTorch": (greeting(versions={**record.versions(), "torch": "1.0.0"}), "expected 1.0"),

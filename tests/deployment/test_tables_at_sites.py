@@ -248,7 +248,7 @@ def doctor(hospitals: Hospitals, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("no crp", "expected a column 'crp', as the schema has it"),
+        ("no crp", "the column 'crp' of the schema is missing"),
         ("other words", "column 'ward' has a word that the schema does not have in 35 of 40 rows"),
         ("points", "column 'crp' has numbers with a point, and the file has decimal = \",\""),
         ("line breaks", "column 'patient' has line breaks or control characters in 40 of 40 rows"),

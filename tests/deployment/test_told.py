@@ -143,7 +143,7 @@ def test_what_is_told_reads_back_to_the_same_wherever_it_is_read(tmp_path: Path)
     run_file = load(tmp_path)
     text = told.shared_text(run_file)
     assert told.shared_text(run_files.loads(text, Path("/elsewhere/told.toml"))) == text
-    with pytest.raises(ParameterError, match=r"\[run\] base is of the machine that a run file lies on"):
+    with pytest.raises(ParameterError, match=r"\[run\] base is a path on the machine that sent this run file"):
         run_files.loads(run_files.dump(run_file), Path("run.toml"))
     assert told.shared_text(run_files.loads(run_files.dumps(run_file), Path("/base/run.toml"))) == text
 
@@ -302,7 +302,7 @@ def test_agreed_code_is_the_sites_own_wherever_the_server_points(tmp_path: Path)
     text = told.shared_text(load(tmp_path, model='source = "site_nets:build"'))
     text = text.replace("[run]\n", f'[run]\nbase = "{tmp_path / "theirs"}"\n', 1)
     file = site(tmp_path / "here", 'models = ["site_nets:build"]')
-    with pytest.raises(PolicyError, match=r"\[run\] base is of the machine that a run file lies on"):
+    with pytest.raises(PolicyError, match=r"\[run\] base is a path on the machine that sent this run file"):
         made(file, text)
     assert not ours.exists()
     assert not theirs.exists()
@@ -604,9 +604,9 @@ def test_a_runs_model_above_a_sites_limit_is_refused_before_it_is_built(tmp_path
     huge = run_files.loads(many.text.replace("hidden = [\n    5,\n]", "hidden = [2147483648, 2147483648]"), tmp_path)
     assert huge.model.arguments["hidden"] == [2**31, 2**31]
     file = silo_file.load(tmp_path / "silo-1" / "silo.toml")
-    with pytest.raises(PolicyError, match="here allows 100000000 in 10000"):
+    with pytest.raises(PolicyError, match="allows 100000000 in 10000 here"):
         told.site_side(huge, file)
     less = file.model_copy(update={"limits": file.limits.model_copy(update={"parameters": 10})})
-    with pytest.raises(PolicyError, match="here allows 10 in 10000"):
+    with pytest.raises(PolicyError, match="allows 10 in 10000 here"):
         told.site_side(run_files.loads(many.text, tmp_path), less)
     assert told.site_side(run_files.loads(many.text, tmp_path), file).model is not None

@@ -22,14 +22,14 @@ def mlp(hidden: list[int]) -> nn.Module:
 def test_a_model_within_the_limit_is_what_it_is_without() -> None:
     made, plain = build_within(43, lambda: mlp([5])), mlp([5])
     assert all(torch.equal(one, other) for one, other in zip(made.parameters(), plain.parameters(), strict=True))
-    with pytest.raises(ParameterError, match=r"has 43 numbers or more in 4 tensors, and \[limits\]"):
+    with pytest.raises(ParameterError, match=r"has 43 numbers or more in 4 tensors, but \[limits\]"):
         build_within(42, lambda: mlp([5]))
 
 
 @pytest.mark.parametrize("hidden", [[2**31, 2**31], [2**28]])
 def test_what_would_fill_the_memory_is_refused_before_it_takes_any(hidden: list[int]) -> None:
     """Of [2^31, 2^31] a site took 2^64 bytes, or what the machine had."""
-    with pytest.raises(ParameterError, match="allows 100000000 in 10000; raise it"):
+    with pytest.raises(ParameterError, match="allows 100000000 in 10000 here; raise it"):
         build_within(100_000_000, lambda: mlp(hidden))
 
 
@@ -72,5 +72,8 @@ def test_a_job_that_reserves_more_than_its_limit_is_stopped_by_the_system() -> N
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_a_recurrent_layer_with_a_parametrization_is_refused_by_its_name(kind: Any) -> None:
     model = nn.Sequential(nn.utils.parametrizations.weight_norm(kind(4, 5), "weight_hh_l0"))
-    with pytest.raises(ParameterError, match=r"layer `0` has a parametrization.*use torch\.nn\.utils\.weight_norm or"):
+    with pytest.raises(
+        ParameterError,
+        match=r"layer `0` cannot be copied, because a recurrent layer .*use torch\.nn\.utils\.weight_norm or",
+    ):
         copied(model)

@@ -211,7 +211,9 @@ def test_arrays_find_their_arguments() -> None:
     wanted = {"ids": "input_ids", "mask": "attention_mask"}
     assert argument_names(model, layout("ids", "mask")) == wanted
     assert argument_names(model, layout("input_ids", "token_type_ids"))["input_ids"] == "input_ids"
-    with pytest.raises(ParameterError, match="array `table`: Classifier has no such argument; call it input_ids, att"):
+    with pytest.raises(
+        ParameterError, match="array `table`: Classifier has no argument of this name; rename it to input_ids, att"
+    ):
         argument_names(model, layout("ids", "table"))
 
 

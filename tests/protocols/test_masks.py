@@ -166,7 +166,7 @@ def test_whole_numbers_at_positions_are_masks() -> None:
 @pytest.mark.parametrize(
     ("y", "said"),
     [
-        (np.full((4, 5, 5), 0.5), r"got targets float64\[4, 5, 5\]; expected masks as whole numbers"),
+        (np.full((4, 5, 5), 0.5), r"targets are float64\[4, 5, 5\]; expected masks as whole numbers"),
         (np.full((4, 5, 2), 0.5), "expected whole numbers as the classes of masks and weights of 0 or more"),
         (np.full((4, 5, 2), -1.0), "weights of 0 or more; got fractions, negative weights"),
         (np.full((4, 5, 2), np.nan), "or numbers that are not finite"),

@@ -160,7 +160,7 @@ def test_a_run_states_epsilon_of_one_group(kind: Any) -> None:
 
 
 def test_rows_whose_groups_nobody_named_are_refused_before_the_first_round() -> None:
-    with pytest.raises(RowsError, match='silo `north`: dp-unit = "group" needs groups, and its rows have'):
+    with pytest.raises(RowsError, match='silo `north`: its rows have no groups, which dp-unit = "group" needs'):
         made(whom=None).train(1)
 
 

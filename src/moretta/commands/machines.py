@@ -111,7 +111,7 @@ def join(
     """Take part in a server's runs as one site until ctrl-c. --request and --reply first certify the site's key."""
     if request or reply is not None:
         if request and reply is not None:
-            raise ParameterError("--request and --reply exclude each other; give --reply once the server has answered")
+            raise ParameterError("--request and --reply exclude each other; add --reply once the server has answered")
         return _ask_for_certificate(kit, silo) if reply is None else _complete(kit, silo, reply, fingerprint)
     with needs_flare("edge-flare" if edge else "flare"):
         from moretta.deployment.join import join as take_part
@@ -157,7 +157,7 @@ def compared(owner: str, own: str, read_out: str | None) -> bool:
         return same_fingerprint(read_out, own)
     if not (sys.stdin.isatty() and screen.is_terminal):
         raise ParameterError(
-            f"the fingerprint of {owner} is not compared yet; give the one that was read out as --fingerprint"
+            f"the fingerprint of {whose} has not been compared; set --fingerprint to the one that was read out"
         )
     return typer.confirm(f"The fingerprint of {owner} is\n    {own}\nDid the other side read out the same?", err=True)
 

@@ -168,7 +168,10 @@ def of_folder(folder: Path) -> RunFile:
     path = folder / "run.toml"
     tables = parse_toml(read_text(folder, path.name), path)
     if isinstance(data := tables.get("data"), dict) and "schema" in data:  # `dump` writes sections [columns]
-        raise ParameterError(f"{path}: [data] schema names a file, which no run folder does; restore run.toml")
+        raise ParameterError(
+            f"{path}: [data] schema names a file; expected the schema's own sections [columns], as in every run "
+            "folder; restore run.toml"
+        )
     return _checked(tables, path, OWN_CODE)
 
 
@@ -186,7 +189,7 @@ def loads(text: str, path: Path, agreed: Container[str] = ()) -> RunFile:
     tables = parse_toml(text, path)
     for name, key in (("run", "base"), ("data", "schema")):
         if isinstance(table := tables.get(name), dict) and key in table:
-            raise ParameterError(f"{path}: [{name}] {key} is of the machine that a run file lies on; remove it")
+            raise ParameterError(f"{path}: [{name}] {key} is a path on the machine that sent this run file; remove it")
     return _checked(tables, path, agreed)
 
 
@@ -296,7 +299,9 @@ def _table(tables: Mapping[str, Any], path: Path) -> tuple[Mapping[str, Any], Sc
     if named is None:
         return rest, schema.of({"columns": tables["columns"]}, "[columns]") if "columns" in tables else None
     if "columns" in tables:
-        raise ParameterError("[data] schema names a file, and there are sections [columns] too; remove one of them")
+        raise ParameterError(
+            "[data] schema names a file, but sections [columns] declare a schema too; remove one of them"
+        )
     if not isinstance(named, str):
         raise ParameterError(f"[data] schema: expected a path in quotes, got {shown(named)}")
     base = rest["run"].get("base", "")
@@ -348,7 +353,7 @@ def _model(table: Mapping[str, Any], columns: Schema | None) -> dict[str, Any]:
     for key, value in table.items():
         name = key.replace("-", "_")
         if name in arguments:
-            raise ParameterError(f"[model] {kebab(key)} is given twice, with a dash and with an underscore; remove one")
+            raise ParameterError(f"[model] {kebab(key)} is set twice, with a dash and with an underscore; remove one")
         if key != "source":
             arguments[name] = value
     arguments = catalogue.of_schema(str(table.get("source")), arguments, columns)
@@ -393,9 +398,9 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise ParameterError(f"{what} {path} does not exist; give the path of a TOML file") from None
+        raise ParameterError(f"{what} {path} does not exist; name an existing TOML file") from None
     except OSError as error:
-        raise ParameterError(f"{what} {path} cannot be read ({error.strerror}); give a TOML file") from None
+        raise ParameterError(f"{what} {path} cannot be read ({error.strerror}); name a readable TOML file") from None
     except UnicodeDecodeError:
         raise ParameterError(f"{path} is not text in UTF-8; save {what} as UTF-8") from None
     return parse_toml(text, path)
@@ -433,7 +438,7 @@ def override(tables: dict[str, Any], text: str, option: str = "--set") -> None:
     for part in parts[:-1]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise ParameterError(f"{option} {place}: {part} is a value and not a section; give section.key=value")
+            raise ParameterError(f"{option} {place}: {part} is a value, not a section; write section.key=value")
     table[parts[-1]] = text = value.strip()
     with suppress(ValueError, RecursionError):
         match tomllib.loads(f"value = {text}"):

@@ -60,7 +60,7 @@ class SiloSection(Section):
             except ParameterError as error:
                 raise ParameterError(f"[silo] server-key: {error}") from None
         if (self.roster is None) != (self.identity is None):
-            raise ParameterError("[silo] roster and identity belong together; give both or none")
+            raise ParameterError("[silo] roster and identity belong together; set both, or neither")
         return self
 
 
@@ -86,9 +86,14 @@ class RowsSection(FileOfRows):
     @model_validator(mode="after")
     def _in_one_order(self) -> Self:
         if self.alignment is not None and self.rows_in_order:
-            raise ParameterError("[data] alignment puts rows in order, and rows-in-order says that they are; give one")
+            raise ParameterError(
+                "[data] alignment and rows-in-order exclude each other: the first orders the rows, the second "
+                "declares them in order; remove one"
+            )
         if self.test is not None and self.test_fraction:
-            raise ParameterError("[data] test names rows held back, and test-fraction would hold others back; give one")
+            raise ParameterError(
+                "[data] test and test-fraction exclude each other, because both hold rows back; remove one"
+            )
         return self
 
 

@@ -267,7 +267,7 @@ class _Behind:
     def octets(self, length: object) -> bytes:
         """Return this many bytes."""
         if type(length) is not int or not 0 <= length <= len(self._memory) - self._at:
-            raise CodecError("expected as many bytes behind the header as it says")
+            raise CodecError("expected as many bytes after the header as it declares")
         self._at += length
         return bytes(self._memory[self._at - length : self._at])
 
@@ -283,7 +283,7 @@ class _Behind:
         begin, dtype = self._at, _DTYPES[name]
         self._at += math.prod(shape) * dtype.itemsize
         if self._at > len(self._memory):
-            raise CodecError("expected arrays as long as their shapes say")
+            raise CodecError("expected arrays of the length that their shapes require")
         array: Array = np.ndarray(shape, dtype, buffer=self._memory[begin : self._at])
         if name == "b1" and array.view(np.uint8).max(initial=0) > 1:  # numpy's functions disagree on other values
             raise CodecError("expected flags of 0 or 1")
@@ -292,7 +292,7 @@ class _Behind:
     def end(self) -> None:
         """Raise CodecError if content is left."""
         if self._at != len(self._memory):
-            raise CodecError("expected nothing behind the last field")
+            raise CodecError("expected no bytes after the last field")
 
 
 def _is_length(number: object) -> bool:

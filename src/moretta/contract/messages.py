@@ -35,10 +35,10 @@ class Stamp:
 
     def __post_init__(self) -> None:
         if not _is_text(self.run, 1, 128):
-            raise PeerError(f"a run id is a string of 1 to 128 characters, not {self.run!r:.80}")
+            raise PeerError(f"run id: expected a string of 1 to 128 characters, got {self.run!r:.80}")
         for name, value in (("round", self.round), ("attempt", self.attempt), ("take", self.take)):
             if type(value) is not int or not 0 <= value < 2**31:
-                raise PeerError(f"{name} is a whole number from 0 to 2^31 - 1, not {value!r:.80}")
+                raise PeerError(f"{name}: expected a whole number from 0 to 2^31 - 1, got {value!r:.80}")
 
     @property
     def drawn(self) -> tuple[int, ...]:

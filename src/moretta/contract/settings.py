@@ -115,7 +115,7 @@ def section_within(kind: type[BaseModel], key: object) -> type[BaseModel] | None
 def _refuse_python_alone(kind: type[BaseModel], settings: Mapping[str, object]) -> None:
     """Refuse values that pydantic accepts from Python alone: booleans for 1 and 0, and a set for a list."""
     if unordered := next((name for name, value in settings.items() if isinstance(value, set | frozenset)), ""):
-        raise ParameterError(f"{kind.__name__}: {unordered}: expected a list, whose order counts; got a set")
+        raise ParameterError(f"{kind.__name__}: {unordered}: expected a list, because its order counts; got a set")
     for name in (name for name, value in settings.items() if isinstance(value, bool) and name in kind.model_fields):
         kinds = _kinds(kind.model_fields[name].annotation)
         if bool not in kinds and (float in kinds or int in kinds):

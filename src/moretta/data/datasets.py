@@ -267,8 +267,8 @@ def _of_images(images: sets.Images, wish: _Wish, form: ImageForm) -> Split:
     if len(lacking):
         has = int((images.y == lacking[0]).sum())
         raise ParameterError(
-            f'{wish.name}: category "{images.class_names[lacking[0]]}" is in no training row '
-            f"({has} {'image' if has == 1 else 'images'} in all); give it more images or remove its folder"
+            f'{wish.name}: category "{images.class_names[lacking[0]]}" is in no training row ({has} '
+            f"{'image' if has == 1 else 'images'} in all); add images to it, or remove its folder"
         )
     return split
 
@@ -284,7 +284,7 @@ def _from_arrays(arrays: Mapping[str, Array], wish: _Wish) -> Split:
     arrays, layout = packed_parts(arrays, wish.name)
     if layout is not None and wish.missing != "error":
         raise ParameterError(
-            f'{wish.name}: missing = "{wish.missing}" is for one table, and a sample here has the arrays '
+            f'{wish.name}: missing = "{wish.missing}" is for one table, but a sample here has the arrays '
             f"{', '.join(layout.names)}; fill in their absent values beforehand"
         )
     parted = {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys()
@@ -299,7 +299,10 @@ def _from_arrays(arrays: Mapping[str, Array], wish: _Wish) -> Split:
     xs = [as_features(arrays[f"x{end}"], f"{wish.name}: x{end}" if parted else wish.name) for end in ends]
     ys = [arrays[f"y{end}"] for end in ends]
     if parted and (ys[0].shape[1:] != ys[1].shape[1:] or ys[0].ndim == 0):
-        raise ParameterError(f"{wish.name}: y_train {list(ys[0].shape)} and y_test {list(ys[1].shape)} do not match")
+        raise ParameterError(
+            f"{wish.name}: y_train has the shape {list(ys[0].shape)} and y_test {list(ys[1].shape)}; expected the "
+            "same, except for the number of rows"
+        )
     # The task is decided on all targets together, so that both parts have the same.
     targets = [targets for targets in ys if np.size(targets)] or ys  # an empty list would be floats
     y, task, classes = as_targets(np.concatenate(targets), wish.name, wish.task)

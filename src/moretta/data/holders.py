@@ -26,8 +26,8 @@ def check_order(silos: Sequence[Silo]) -> None:
     for silo in silos:
         if silo.columns and holders[silo.row] > 1 and not silo.remote and silo.ids is None and not silo.aligned:
             raise ParameterError(
-                f"silo `{silo.name}` holds columns of row `{silo.row}`, and the order of its rows is not confirmed; "
-                "give ids, align by `moretta align` or [protocol] align = true, or declare the order (rows-in-order = "
+                f"silo `{silo.name}` holds columns of row `{silo.row}`, but nothing confirms the order of its rows; "
+                "add ids, align by `moretta align` or [protocol] align = true, or declare the order (rows-in-order = "
                 "true in silo.toml, aligned=True in Python)"
             )
 
@@ -122,6 +122,6 @@ class Grid:
         for row, names in self.rows.items():
             if {cuts[name] for name in names} != first:
                 raise ParameterError(
-                    f"row `{row}` is cut into other columns than the first row; expected the same parts in every row, "
-                    "as each part's layer is summed over the rows"
+                    f"row `{row}` has other column parts than the first row; expected the same parts in every row, "
+                    "because their layers are summed over the rows"
                 )

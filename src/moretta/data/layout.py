@@ -301,7 +301,9 @@ def _packed(layout: SampleLayout, arrays: Mapping[str, NDArray[Any]], where: str
     for form in layout.arrays:
         name, array, place = form.name, arrays[form.name], f"{where}: array `{form.name}`"
         if len(array) != rows:
-            raise ParameterError(f"{place} has {len(array)} rows, and `{first}` has {rows}; give all the same number")
+            raise ParameterError(
+                f"{place} has {len(array)} rows, but `{first}` has {rows}; expected the same number in each array"
+            )
         with np.errstate(over="ignore", invalid="ignore"):  # too large becomes infinite, which the error names
             packed[:, layout.places[name]] = array.reshape(rows, -1)
         _check_entries(packed[:, layout.places[name]], array, form, place)

@@ -78,8 +78,8 @@ def distribute(source: Split, data: Data, seed: int = 0) -> Distributed:
     if how in GRIDS:
         if source.layout is not None:
             raise ParameterError(
-                f'partition = "{how}" deals the columns of one array, and a sample of {source.name} has the arrays '
-                f"{', '.join(source.layout.names)}; join them to one array, or deal whole rows"
+                f'partition = "{how}" splits the columns of one array, but a sample of {source.name} has the arrays '
+                f"{', '.join(source.layout.names)}; join them into one array, or split whole rows"
             )
         source = flat(source)
         return _over(source, deal(source, data, seed))
@@ -212,9 +212,8 @@ def _domains(domain: NDArray[Any] | None, units: Units) -> NDArray[Any]:
     rows = len(units.of)
     if domain is None:
         raise ParameterError(
-            'partition = "by-domain" needs the domain of each row, and this source has no domains; '
-            'give an .npz file with an array "domain", set domains for images, for example ["plain", "rotated"], '
-            "or use another partition"
+            'partition = "by-domain" needs the domain of each row, which this source lacks; use an .npz file with an '
+            'array "domain", set domains for images, for example ["plain", "rotated"], or use another partition'
         )
     if domain.shape != (rows,):
         raise ParameterError(f"expected one domain per row ({rows}), got an array of shape {domain.shape}")
@@ -338,6 +337,6 @@ def _meant(entry: str | int, named: dict[str, list[int]], origins: tuple[str, ..
         return named[entry]
     if not named:
         raise ParameterError(
-            f'columns: "{entry}" is a name, but these columns have no names; give indices from 0 to {width - 1}'
+            f'columns: "{entry}" is a name, but these columns have no names; use indices from 0 to {width - 1}'
         )
     raise ParameterError(f'columns: there is no column "{entry}"; {did_you_mean(entry, set(origins))}')

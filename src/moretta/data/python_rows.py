@@ -41,7 +41,7 @@ def rows_and_targets(x: Any, y: Any, where: str, **further: Any) -> tuple[Sample
             raise ParameterError(f"{where}: a Dataset has its targets; leave out y")
         x, y = _of_dataset(x, where)
     if y is None:
-        raise ParameterError(f"{where}: y is missing; give a target for each row")
+        raise ParameterError(f"{where}: y is missing; pass a target for each row")
     return samples(x, where), targets_of(y, where)
 
 
@@ -94,7 +94,7 @@ def _of_numbers(numbers: Any, where: str, expected: str) -> NDArray[np.generic]:
     """Return numbers as an array. where: begins the sentence of an error, and ends with x or y."""
     check_dense(numbers, where, where[-1])
     if numbers is None:
-        raise ParameterError(f"{where} is missing; give {expected}")
+        raise ParameterError(f"{where} is missing; pass {expected}")
     array = _array(numbers, where)
     _check_real(array, where)
     if array.dtype.kind not in NUMBERS:
@@ -104,7 +104,7 @@ def _of_numbers(numbers: Any, where: str, expected: str) -> NDArray[np.generic]:
 
 def _check_real(array: NDArray[Any], where: str) -> None:
     if array.dtype.kind == "c":
-        raise ParameterError(f"{where} holds complex numbers; give real and imaginary parts as columns of their own")
+        raise ParameterError(f"{where} holds complex numbers; pass real and imaginary parts as separate columns")
 
 
 def subjects(values: Any, rows: int, where: str) -> NDArray[np.str_]:
@@ -114,7 +114,10 @@ def subjects(values: Any, rows: int, where: str) -> NDArray[np.str_]:
     cells = array.ravel().tolist()  # of Python's types; True is an int, but not an id
     words = all(isinstance(cell, str | Integral) and not isinstance(cell, bool) for cell in cells)
     if words and "" in cells:
-        raise ParameterError(f"{where}: {cells.count('')} of {rows} are empty, and would be one; give each row its own")
+        raise ParameterError(
+            f"{where}: {cells.count('')} of {rows} are empty, and would count as the same one; fill them in, one for "
+            "each row"
+        )
     if array.ndim != 1 or len(array) != rows or not words:
         got = f"{len(array)} values of type {array.dtype}" if array.ndim == 1 else kind_of(values)
         raise ParameterError(f"{where}: expected {rows} words or whole numbers, one a row; got {got}")
@@ -162,7 +165,7 @@ def _of_frame(frame: Any, where: str) -> NDArray[np.generic]:
     names = names_of(frame)
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ParameterError(f"{where}: column {twice!r} appears twice; give each its own name")
+        raise ParameterError(f"{where}: column {twice!r} appears twice; expected each name once: rename one")
     columns = []
     for name in column_names(frame):
         column = np.asarray(frame[name].to_numpy())
@@ -213,9 +216,11 @@ def _plain(array: NDArray[Any]) -> NDArray[Any]:
 
 def _refuse_streams(x: Any, where: str) -> None:
     if hasattr(x, "dataset") and hasattr(x, "__iter__") and not hasattr(x, "__getitem__"):
-        raise ParameterError(f"{where}: got {kind_of(x)}; give its dataset, as the protocol draws its own batches")
+        raise ParameterError(f"{where}: got {kind_of(x)}, but the protocol draws its own batches; pass its dataset")
     if isinstance(x, Iterable) and not hasattr(x, "__len__"):
-        raise ParameterError(f"{where}: got {kind_of(x)}, whose rows have no index; give a list, array or Dataset")
+        raise ParameterError(
+            f"{where}: got {kind_of(x)}, whose rows cannot be read by index; pass a list, array or Dataset"
+        )
 
 
 def _of_dataset(data: Any, where: str) -> tuple[Any, Any]:
@@ -224,7 +229,7 @@ def _of_dataset(data: Any, where: str) -> tuple[Any, Any]:
     if not rows:
         raise ParameterError(f"{where}: the Dataset is empty; expected at least one sample with its target")
     if any(not isinstance(row, tuple | list) or len(row) != 2 for row in rows):
-        raise ParameterError(f"{where}: expected a Dataset that gives pairs, a sample and its target, by index")
+        raise ParameterError(f"{where}: expected a Dataset that returns a pair by index, a sample and its target")
     targets = _stacked([row[1] for row in rows], where)
     if isinstance(rows[0][0], Mapping):
         return {name: _stacked([row[0][name] for row in rows], where) for name in rows[0][0]}, targets

@@ -176,8 +176,8 @@ def _images_of_folder(source: Source, expected: ExpectedRows, where: str) -> Row
         )
     if expected.table is None or expected.image is None:
         raise ParameterError(
-            f'{where}: source = "{FOLDER}" needs a run whose [data] schema has a column of kind "file", and this run '
-            "has none; correct source, or have the run name such a schema"
+            f'{where}: source = "{FOLDER}" needs a run whose [data] schema has a column of kind "file", which this '
+            "run lacks; correct source, or have the run name such a schema"
         )
     folder, labels, place = source.base / source.path, source.base / source.labels, f"{where}: {source.labels.name}"
     form, mapping, labelled = source.form, source.mapping, expected.labelled
@@ -192,7 +192,7 @@ def of_arrays(arrays: Mapping[str, Array], expected: ExpectedRows, where: str) -
     arrays, layout = packed_parts(arrays, where, expected.layout)
     if layout is not None and expected.layout is None:
         raise ParameterError(
-            f"{where}: expected samples as one array, as [data] inputs of the run says; got the arrays "
+            f"{where}: expected samples as one array, as in [data] inputs of the run; got the arrays "
             f"{', '.join(layout.names)}"
         )
     x, y, ids, groups = (arrays.get(key, arrays.get(f"{key}_train")) for key in ("x", "y", "id", "group"))
@@ -238,8 +238,8 @@ def _check(rows: Rows, expected: ExpectedRows, where: str) -> None:
     x, y, kind = rows.x, rows.y, np.dtype(np.int64 if expected.tokens else np.float32)
     if expected.inputs is not None and (x.shape[1:] != expected.inputs or x.dtype != kind):
         raise ParameterError(
-            f"{where}: expected samples of shape {list(expected.inputs)} as {kind}, as [data] inputs and tokens of the "
-            f"run say; got {list(x.shape[1:])} as {x.dtype}"
+            f"{where}: expected samples of shape {list(expected.inputs)} as {kind}, as in [data] inputs and tokens of "
+            f"the run; got {list(x.shape[1:])} as {x.dtype}"
         )
     if not len(x):
         raise ParameterError(f"{where} has no rows; expected at least one")
@@ -249,13 +249,13 @@ def _check(rows: Rows, expected: ExpectedRows, where: str) -> None:
         check_targets_finite(y, where)
         if expected.mask is not None and (y.ndim != 3 or y.shape[1] != math.prod(expected.mask)):
             raise ParameterError(
-                f"{where}: expected masks of {' x '.join(map(str, expected.mask))} positions, as the run says; got "
+                f"{where}: expected masks of {' x '.join(map(str, expected.mask))} positions, as in the run; got "
                 f"{y.shape[1] if y.ndim == 3 else 'no'} positions"
             )
         if expected.mask is None and expected.table is None and y.ndim == 3:
             raise ParameterError(
-                f"{where}: the targets are masks; expected the run file to name their shape and classes, for example "
-                "mask = [64, 64] and classes = 2 in [data]"
+                f"{where}: the targets are masks, but the run file names no mask; set their shape and classes there, "
+                "for example mask = [64, 64] and classes = 2 in [data]"
             )
         check_fit(y, y.shape[1] if y.ndim == 3 else expected.classes or expected.outputs or 1, where)
 

@@ -248,8 +248,8 @@ def as_positions(y: Array, where: str) -> Array:
         classes, weights = y[..., 0], y[..., 1]
     else:
         raise ParameterError(
-            f"{where}: got targets {y.dtype}{list(y.shape)}; expected masks as whole numbers [rows, ...], a class at "
-            "each position, or as floats [rows, ..., 2], a class and its weight"
+            f"{where}: targets are {y.dtype}{list(y.shape)}; expected masks as whole numbers [rows, ...] of classes, "
+            "or as floats [rows, ..., 2] of class and weight"
         )
     if not (np.isfinite(y).all() and (classes == np.round(classes)).all() and (weights >= 0).all()):
         raise ParameterError(
@@ -300,7 +300,7 @@ def check_finite(x: Array, names: Sequence[str], owner: str, *, may_lack: bool |
 def check_owned(rows: Rows, owner: str, names: tuple[str, ...], *, may_lack: bool) -> None:
     """Raise ParameterError, naming the owner and the column, for training rows that are empty or not finite."""
     if not len(rows):
-        raise ParameterError(f"{owner} has no rows; give it data or leave it out")
+        raise ParameterError(f"{owner} has no rows; add rows to it, or leave it out")
     check_finite(rows.x, names, owner, may_lack=may_lack)
 
 
@@ -314,8 +314,8 @@ def check_about(rows: Rows, where: str, *, distinct: bool = True) -> None:
             )
     if distinct and rows.ids is not None and (count := len(np.unique(rows.ids))) < len(rows):
         raise ParameterError(
-            f"{where}: {len(rows)} rows have {count} different ids; give each row its own id, and where one person or "
-            "thing has several rows, give these a group"
+            f"{where}: {len(rows)} rows have {count} different ids; expected an id of its own for each row: where one "
+            "person or thing has several rows, use a group"
         )
 
 
@@ -329,8 +329,8 @@ def check_apart(train: Rows, test: Rows, where: str) -> None:
         shared = 0 if own is None or held is None else int(np.isin(held.astype(np.str_), own.astype(np.str_)).sum())
         if shared:
             raise RowsError(
-                f"{where}: {what}: {shared} of {len(test)} test rows share one with training rows, so the test part "
-                "would not show how the model does on new ones; put all rows of each in one part"
+                f"{where}: {what}: {shared} of {len(test)} test rows share one with training rows, so test scores "
+                "would not be those of new rows; put all rows of each in one part"
             )
 
 
@@ -348,7 +348,8 @@ def check_fit(y: Array, outputs: int, owner: str) -> None:
     elif y.ndim == 2:
         if y.shape[1] != outputs:
             raise ParameterError(
-                f"{owner}: targets have {y.shape[1]} entries a row, but the model has {outputs} outputs"
+                f"{owner}: targets have {y.shape[1]} entries a row; expected {outputs}, one for each output of the "
+                "model"
             )
     elif y.dtype.kind in "iu":
         limit = max(outputs, 2)

@@ -358,12 +358,12 @@ class Data(Section):
         for name in changed:
             if name in OF_ROWS_HERE and name != "validation_fraction":
                 raise ParameterError(
-                    f'[data] {kebab(name)} is about rows, and with source = "sites" each site\'s own silo.toml says '
-                    "where its rows are and how to read them; remove it here"
+                    f'[data] {kebab(name)} is about rows, which with source = "sites" each site describes in its own '
+                    "silo.toml; remove it here"
                 )
         if self.partition not in ("iid", *GRIDS):
             raise ParameterError(
-                f'[data] partition = "{self.partition}" deals rows out, and sites have theirs already; remove it'
+                f'[data] partition = "{self.partition}" splits one set of rows, but each site has its own; remove it'
             )
         self._check_arrays()
 
@@ -384,7 +384,9 @@ class Data(Section):
                     )
             return
         if self.tokens is True:
-            raise ParameterError('[data] tokens: name the arrays of inputs that hold token ids, for example ["ids"]')
+            raise ParameterError(
+                '[data] tokens: expected names of the arrays of inputs that hold token ids, for example ["ids"]'
+            )
         try:
             layout = self.layout
         except ParameterError as error:
@@ -404,8 +406,8 @@ class Data(Section):
         """Raise ParameterError for keys that do not go with a file for each silo."""
         if not self.in_files or not self.files:
             raise ParameterError(
-                f'[data] source = {shown(self.source)} and [data.files] has {len(self.files)} tables; source = "files" '
-                'needs a table for each silo there, for example north = "north.csv": give both or neither'
+                f"[data] source = {shown(self.source)}, but [data.files] has {len(self.files)} tables; source = "
+                '"files" needs a table for each silo there, for example north = "north.csv": set both, or neither'
             )
         if len(self.files) != self.silos:
             raise ParameterError(
@@ -424,17 +426,18 @@ class Data(Section):
         tested = [name for name, file in self.of_silos.items() if file.test is not None]
         if tested and (in_grid or self.test is not None or len(tested) < len(self.files)):
             raise ParameterError(
-                f"[data.files.{tested[0]}] test: expected one for each silo of whole rows, and no [data] test; give "
-                "each silo its own, or remove it and give all test rows as [data] test"
+                f"[data.files.{tested[0]}] test: expected one for each silo of whole rows, and no [data] test; set it "
+                "for each silo, or remove it and name all test rows in [data] test"
             )
         if aligned and not in_grid:
             raise ParameterError(
                 f"[data.files.{aligned[0]}] alignment is for silos that hold different columns of the same rows; "
-                'remove it, or give partition = "by-feature" and columns'
+                'remove it, or set partition = "by-feature" and columns'
             )
         if not in_grid and self.partition != "iid":
             raise ParameterError(
-                f'[data] partition = "{self.partition}" deals rows out, and files have theirs; remove it'
+                f'[data] partition = "{self.partition}" splits one set of rows, but each silo has its own file; '
+                "remove it"
             )
 
 
@@ -454,13 +457,12 @@ def check_grid(data: Data) -> None:
     if data.partition in GRIDS:
         for number, part in enumerate(data.columns or (), 1):
             if not part:
-                raise ParameterError(f"columns: part {number} is empty; give it a column or remove it")
+                raise ParameterError(f"columns: part {number} is empty; add a column to it, or remove it")
         rows, parts = shape_of_grid(data)
         holders = data.label_holder
         if isinstance(holders, tuple) and len(holders) != rows:
             raise ParameterError(
-                f"label-holder has {len(holders)} numbers for {rows} row parts; give one number for all, or one for "
-                "each"
+                f"label-holder has {len(holders)} numbers for {rows} row parts; set one number for all, or one for each"
             )
         for holder in label_holders(data):
             if not 1 <= holder <= parts:
@@ -490,8 +492,8 @@ def shape_of_grid(data: Data) -> tuple[int, int]:
         raise ParameterError('grid is missing; partition = "grid" needs it, for example grid = [2, 2]')
     if silos % len(columns):
         raise ParameterError(
-            f"silos = {silos} does not fit {len(columns)} column parts; it counts every pair of a row part and a "
-            f"column part, so give a multiple of {len(columns)}"
+            f"silos = {silos} is not a multiple of the {len(columns)} column parts; expected a silo for each pair of "
+            f"a row part and a column part: set a multiple of {len(columns)}"
         )
     return silos // len(columns), len(columns)
 

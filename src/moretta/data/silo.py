@@ -201,7 +201,7 @@ def groups_of(silo: Silo) -> NDArray[np.str_]:
     """Return the groups of a silo's rows. Raises `moretta.errors.RowsError` for a silo without groups."""
     if silo.groups is None:
         raise RowsError(
-            f'silo `{silo.name}`: dp-unit = "group" needs groups, and its rows have none; give them (kind = "group" in '
+            f'silo `{silo.name}`: its rows have no groups, which dp-unit = "group" needs; add them (kind = "group" in '
             'the schema, group-column, or Silo(groups=..)), or set dp-unit = "row"'
         )
     return silo.groups
@@ -217,7 +217,10 @@ def layout_of(silos: Sequence[Silo], standardise: bool | Sequence[str], missing:
     for silo in silos:
         if (silo.layout is None) != (first.layout is None):
             plain, several = (first, silo) if first.layout is None else (silo, first)
-            raise ParameterError(f"silo `{plain.name}` has one array a sample, and `{several.name}` several by name")
+            raise ParameterError(
+                f"silo `{plain.name}` has one array a sample, but `{several.name}` has several by name; expected the "
+                "same at all silos"
+            )
         if silo.layout is not None and first.layout is not None:
             silo.layout.check_same(first.layout, f"silo `{silo.name}`", f"silo `{first.name}`")
             if silo.columns:
@@ -265,7 +268,10 @@ def rules_of_columns(
     if column_rules is None:
         return ColumnRules.alike(columns, scaled=standardise, fill="none" if missing == "error" else "mean")
     if column_rules.columns != columns:
-        raise ParameterError(f"the table has {column_rules.columns} input columns, and the silos' rows have {columns}")
+        raise ParameterError(
+            f"the table has {column_rules.columns} input columns, but the silos' rows have {columns}; expected the "
+            "same number"
+        )
     return replace(column_rules, scaled=np.full(columns, standardise))
 
 

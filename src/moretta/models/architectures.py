@@ -61,7 +61,7 @@ def mlp(
         output_bias: Whether the last layer has one; None follows `bias`.
     """
     if hidden is not None and (layers is not None or width is not None):
-        raise ParameterError("model: give either hidden, or layers and width, not both")
+        raise ParameterError("model: hidden excludes layers and width; set either")
     if isinstance(hidden, str) or not isinstance(hidden, Sequence | None):
         raise ParameterError(f"model: hidden must be a list of widths such as [32, 32], got {hidden!r}")
     if layers is not None:
@@ -69,7 +69,7 @@ def mlp(
             raise ParameterError(f"model: layers must be {MOST_LAYERS:,} at most, got {layers}")
         hidden = [positive(64 if width is None else width, "width")] * (layers - 1)
     elif width is not None:
-        raise ParameterError("model: width goes with layers; give both, or hidden = [32, 32]")
+        raise ParameterError("model: width needs layers; set both, or hidden = [32, 32]")
     widths = [positive(w, "each width in hidden") for w in ([32, 32] if hidden is None else hidden)]
     sizes = [math.prod(inputs), *widths]
     parts: list[nn.Module] = [nn.Flatten()] if len(inputs) > 1 else []
@@ -124,8 +124,8 @@ def embeddings(
         fits = False
     if not fits or len(inputs) != 1 or ends[-1] > inputs[0]:
         raise ParameterError(
-            f"model: categories = {shown(categories)}: expected pairs, the first column of each and how many it has, "
-            f"one behind the other within a sample of shape {list(inputs)}"
+            f"model: categories = {shown(categories)}: expected pairs [first column, number of columns] that follow "
+            f"each other within a sample of shape {list(inputs)}"
         )
     following = zip([*pairs, (inputs[0], 0)], ends, strict=True)
     parts = (part for (first, count), end in following for part in ((first - end, False), (count, True)))

@@ -145,7 +145,7 @@ def build(
         if source in BUILT_IN:
             if layout is not None:
                 raise ParameterError(
-                    f'model "{source}" takes one array, and a sample has {layout}; give a "module:function" whose '
+                    f'model "{source}" takes one array, but a sample has {layout}; use a "module:function" whose '
                     f"module takes them by keyword{layout.table_hint}"
                 )
             return _built_in(source, inputs, outputs, arguments)
@@ -255,8 +255,8 @@ def construct(
     for name in FROM_THE_NET:
         if arguments.get(name):
             raise ParameterError(
-                f"[model] {kebab(name)} = {shown(arguments[name])} loads weights from the net, which a run does "
-                "not; remove it, and give weights by [protocol] warm-start"
+                f"[model] {kebab(name)} = {shown(arguments[name])} loads weights from the net, which a run does not; "
+                "remove it, and set [protocol] warm-start to weights"
             )
         if takes(function, name):
             arguments[name] = False if name.startswith("pretrained") else None

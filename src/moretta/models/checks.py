@@ -19,17 +19,19 @@ from moretta.errors import ParameterError, UnsupportedModel
 def check_weights(model: nn.Module) -> None:
     """Raise ParameterError, naming a tensor at fault, unless a model has finite parameters and some to train."""
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        raise ParameterError(f"model: expected the module itself, not {type(model).__name__} around it; give .module")
+        raise ParameterError(
+            f"model: expected the module itself, not {type(model).__name__} around it; pass its .module"
+        )
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ParameterError("model: expected one with parameters to train; this has none that require a gradient")
+        raise ParameterError("model: no parameter requires a gradient; expected at least one to train")
     for name, value in chain(model.named_parameters(), model.named_buffers()):
         if is_lazy(value):
             raise ParameterError(
-                f"model: `{name}`: expected numbers, and a lazy layer's has none yet; call the model once on a row"
+                f"model: `{name}` belongs to a lazy layer, and has no numbers yet; call the model once on a row"
             )
         if value.is_meta:
             raise ParameterError(
-                f"model: `{name}`: expected numbers, got the meta device, which has none; build the model on the CPU"
+                f"model: `{name}` is on the meta device, which holds no numbers; build the model on the CPU"
             )
         if isinstance(value, nn.Parameter) and (value._backward_hooks or value._post_accumulate_grad_hooks):
             raise ParameterError(
@@ -88,8 +90,8 @@ def copied(model: nn.Module) -> nn.Module:
             layer.sparse = False
         if isinstance(layer, nn.RNNBase) and is_parametrized(layer):
             raise ParameterError(
-                f"model: layer `{name}` has a parametrization, and a recurrent layer keeps what that computes, so that "
-                "it cannot be copied; use torch.nn.utils.weight_norm or spectral_norm, which are hooks"
+                f"model: layer `{name}` cannot be copied, because a recurrent layer keeps what its parametrization "
+                "computes; use torch.nn.utils.weight_norm or spectral_norm, which are hooks"
             )
     return own
 
@@ -177,6 +179,6 @@ def _refuse(sizes: list[int], most: int, otherwise: str) -> None:
     if sum(sizes) > most or len(sizes) > TENSORS:
         raise ParameterError(
             otherwise
-            or f"[model] of the run has {sum(sizes)} numbers or more in {len(sizes)} tensors, and [limits] parameters "
-            f"here allows {most} in {TENSORS}; raise it if this machine is to hold that"
+            or f"[model] of the run has {sum(sizes)} numbers or more in {len(sizes)} tensors, but [limits] "
+            f"parameters allows {most} in {TENSORS} here; raise it if this machine is to hold that"
         )

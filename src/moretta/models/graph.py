@@ -92,7 +92,7 @@ class Graph(nn.Module):
             raise ParameterError(f"expected the graph of a model; {error}") from None
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError, RecursionError) as error:
             raise ParameterError(
-                f"this is no graph of a model as Result.save writes it ({type(error).__name__}); save it again"
+                f"this is not a model's graph as Result.save writes it ({type(error).__name__}); save it again"
             ) from None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -161,8 +161,8 @@ def written(model: nn.Module, shape: Sequence[int], dtype: torch.dtype) -> bytes
     except Exception as error:  # noqa: BLE001  # a user's model may raise anything while it is traced
         reason = str(error) if isinstance(error, ParameterError) else f"{type(error).__name__}: {error}"
         raise ParameterError(
-            f"the model cannot be written down as a graph ({reason.strip().splitlines()[0]:.200}); put what builds it "
-            'into a file and give Federation that, as model="module:function"'
+            f"the model cannot be exported as a graph ({reason.strip().splitlines()[0]:.200}); put the function that "
+            'builds it into a file, and pass it to Federation as model="module:function"'
         ) from None
     return save(constants, {"graph": json.dumps(description, allow_nan=False)})
 
@@ -209,7 +209,7 @@ def _refuse_own_names(model: nn.Module) -> None:
     for name in model.state_dict():
         first = name.partition(".")[0]
         if first in OWN_NAMES or first.startswith("constant_"):
-            raise ParameterError(f"a graph has the name `{first}` for itself; give the model's attribute another one")
+            raise ParameterError(f"graphs reserve the name `{first}`; rename the model's attribute")
 
 
 def _plain(value: Any, places: Mapping[torch.fx.Node, Any]) -> Any:

@@ -67,8 +67,8 @@ class OneTensor:
         if mask := mask_of(output, positions):
             return output.movedim(1, -1) if mask == output.shape[2:] else output
         raise ParameterError(
-            f"expected a class a row, or masks with as many positions as the model's outputs, [rows, classes, ...] or "
-            f"[rows, ..., classes]; targets have {positions} entries a row, and outputs are {list(output.shape)}"
+            f"targets have {positions} entries a row, and outputs are {list(output.shape)}; expected a class a row, "
+            "or a mask of each output's positions, from outputs [rows, classes, ...] or [rows, ..., classes]"
         )
 
 
@@ -173,7 +173,7 @@ def takes_packed(model: nn.Module, layout: SampleLayout | None) -> nn.Module:
         return model
     if isinstance(model, nn.Sequential):
         raise ParameterError(
-            f"a sample has the arrays {', '.join(layout.names)}, and an nn.Sequential takes one without a name; give a "
+            f"a sample has the arrays {', '.join(layout.names)}, but an nn.Sequential takes one without a name; use a "
             f"module whose forward takes {', '.join(layout.names)} by keyword{layout.table_hint}"
         )
     # This hook precedes all others, such as that of `standardises`, because they expect arrays by keyword.
@@ -201,8 +201,8 @@ def argument_names(model: nn.Module, layout: SampleLayout) -> dict[str, str]:
         fits = [name] if name in (item.name for item in known) else [item for item in free if item.endswith(f"_{name}")]
         if not fits and hasattr(model, "main_input_name"):
             raise ParameterError(
-                f"array `{name}`: {type(model).__name__} has no such argument; call it {either(free[:8])}, or leave it "
-                "out"
+                f"array `{name}`: {type(model).__name__} has no argument of this name; rename it to "
+                f"{either(free[:8])}, or leave it out"
             )
         fitting[name] = fits[0] if fits else name
     return fitting

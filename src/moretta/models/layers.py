@@ -119,8 +119,8 @@ def normalisation(norm: Norm, channels: int) -> nn.Module:
     groups = max(2, channels // norm.group_size) if norm.group_size else math.gcd(8, channels)
     if channels % groups:
         raise ParameterError(
-            f"model: group-size = {norm.group_size} makes {groups} groups, which do not divide {channels} "
-            "channels; give another"
+            f"model: group-size = {norm.group_size} makes {groups} groups, which do not divide {channels} channels; "
+            "choose another"
         )
     return nn.GroupNorm(groups, channels, affine=norm.affine)
 

@@ -82,7 +82,7 @@ def operation(name: str) -> Callable[..., Any]:
         result = getattr(getattr(torch.ops.aten, packet, None), overload, None)
         if isinstance(result, torch._ops.OpOverload):
             return CheckedOperation(result)
-    raise ParameterError(f"a graph has core operations of PyTorch alone, and `{name:.80}` is not one of them")
+    raise ParameterError(f"`{name:.80}` is not a core operation of PyTorch; a graph may have these alone")
 
 
 class CheckedOperation:

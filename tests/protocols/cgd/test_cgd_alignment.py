@@ -41,7 +41,7 @@ from moretta.protocols.cgd.messages import AlignmentUsed, DescribeRows, Forward,
 from moretta.secure_aggregation.one_sum import Answers
 
 ALIGN = CGD(delta=(0.1, 0.3), align=True)
-UNKNOWN = "the order of its rows is not confirmed"
+UNKNOWN = "nothing confirms the order of its rows"
 
 
 def shuffled(silos: list[Silo], *, seed: int = 1, lose: int = 2) -> list[Silo]:
@@ -275,7 +275,7 @@ def test_a_partner_whose_rows_changed_is_refused_on_resume(tmp_path: Path) -> No
     first = SILOS[0]
     assert first.ids is not None
     other = changed(SILOS, first.name, ids=first.ids[::-1].copy())
-    with pytest.raises(ParameterError, match=f"silo `{first.name}`: the ids differ from those that were aligned"):
+    with pytest.raises(ParameterError, match=f"silo `{first.name}`: the ids have changed since the alignment"):
         make(other, ALIGN, out=tmp_path, checkpoint_every=1).train(4, SEED, resume=True)
 
 

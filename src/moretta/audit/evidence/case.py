@@ -285,7 +285,7 @@ def exported(model: nn.Module, shape: tuple[int, ...], dtype: np.dtype[Any]) -> 
     except Exception as error:
         line = str(error).partition("\n")[0]
         raise ParameterError(
-            f"torch.export cannot write this model down for an attacker ({type(error).__name__}: {line}); name it as "
-            'source = "module:function" in a run file'
+            f"torch.export failed on this model, whose graph attackers receive ({type(error).__name__}: {line}); set "
+            '[model] source = "module:function" in a run file'
         ) from error
     return stream.getvalue()

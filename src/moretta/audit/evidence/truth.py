@@ -89,8 +89,8 @@ class Truth:
         self.views = Views.open(folder / "views", str(record.get("run")), str(record.get("views", "")))
         if any(silo.remote for silo in federation.silos):
             raise ParameterError(
-                f"{folder} has views and no truth to score attacks by, as nobody has both where silos are on machines "
-                'of their own; train the same run file with engine = "in-process" and audit that run'
+                f"{folder} has views but no truth to score attacks by, because this run's silos were on several "
+                'machines; train the same run file with engine = "in-process", and audit that run'
             )
         if self.place.run != record.get("run"):
             raise ParameterError(
@@ -99,13 +99,13 @@ class Truth:
             )
         if federation.digest(seed, rounds) != self.place.digest:
             raise ParameterError(
-                f"{folder} was made with other settings or another seed than its run file says now; restore run.toml, "
-                "or train again"
+                f"{folder}: the settings or the seed in run.toml have changed since the run; restore run.toml, or "
+                "train again"
             )
         kept = folder / "truth" / ROWS
         if not kept.exists() or read_text(folder, f"truth/{ROWS}") != rows_digest(federation.silos):
             raise ParameterError(
-                f"{folder} was made with other rows than its silos have now; restore the data, or train again"
+                f"{folder}: the silos' rows have changed since the run; restore the data, or train again"
             )
         self.views.check()
         lost = {entry["round"] for entry in record.get("lost", ())}  # without an opened sum
@@ -171,8 +171,8 @@ class Truth:
         checkpoint = last_checkpoint(self.folder / "truth")
         if checkpoint is None:
             raise ParameterError(
-                f"{self.folder / 'truth'}: expected the states of the recorded rounds, by which attacks are scored, "
-                "and they are gone; restore that folder, or train again"
+                f"{self.folder / 'truth'} lacks the states of the recorded rounds, by which attacks are scored; "
+                "restore that folder, or train again"
             )
         return checkpoint[0]
 
@@ -232,7 +232,7 @@ class Truth:
         """Return all rows that a silo trains on. Raises ParameterError if split columns leave no whole rows."""
         member = next(member for member in self.federation.silos if member.name == silo)
         if member.columns:
-            raise ParameterError(f"columns are split, so that {silo} by itself has no whole rows")
+            raise ParameterError(f"columns are split, so {silo} alone has no whole rows")
         return self.prepared(member.x, member.y, silo)
 
     def joined(self, used: Mapping[str, Any]) -> Rows:

@@ -68,7 +68,7 @@ class Partner:
     def __init__(self, listing: Listing, pad_to: int | None = None, root: SecretRoot | None = None) -> None:
         count = len(listing.elements)
         if pad_to is not None and pad_to < count:
-            raise RowsError(f"{listing.where}: pad-to is {pad_to}, and there are more rows; increase it")
+            raise RowsError(f"{listing.where}: pad-to is {pad_to}, fewer than the rows; increase it")
         self._listing, self._listed = listing, pad_to or count
         self._root = SecretRoot.fresh() if root is None else root
         self._own: Points | None = None  # the own list, as it was sent
@@ -86,7 +86,9 @@ class Partner:
     def again(self, theirs: Points) -> Points:
         """Return the other's list under both secrets, in order; once, as many lists could be compared."""
         if self._theirs is not None:
-            raise MisuseError("this partner has put its secret on a list before; begin another exchange for another")
+            raise MisuseError(
+                "this partner has already applied its secret to a list; begin another exchange for another list"
+            )
         if self._own is not None and np.isin(curve.keys(theirs), curve.keys(self._own)).any():
             raise PeerError("expected the other partner's own list, got points of the list that it was sent")
         self._theirs = curve.blind(theirs, self._scalar)
@@ -194,10 +196,10 @@ class Alignment:
     def check(self, ids: Sequence[str] | NDArray[np.generic] | None, where: str) -> None:
         """Raise `moretta.errors.ParameterError` unless these are the ids of the rows that were aligned."""
         if ids is None:
-            raise RowsError(f"{where}: an alignment needs ids, and these rows have none; name the id column")
+            raise RowsError(f"{where}: the rows have no ids, which an alignment needs; name the id column")
         if ids_digest(ids, where) != self.source:
             raise RowsError(
-                f"{where}: the ids differ from those that were aligned, so its row numbers mean other rows; align "
+                f"{where}: the ids have changed since the alignment, so its row numbers point to other rows; align "
                 "again, or restore the rows"
             )
 
@@ -291,7 +293,7 @@ class IdRules:
         """
         chosen = {name.replace("-", "_") for name in names}
         if "none" in chosen and len(chosen) > 1:
-            raise ParameterError("rules for ids: none excludes all others; give none, or the others")
+            raise ParameterError("rules for ids: none excludes all others; remove it, or the others")
         chosen -= {"none"}
         known = {field.name for field in fields(cls)}
         if strange := sorted(chosen - known):
@@ -329,7 +331,9 @@ class IdRules:
             )
         rewritten = [self._rewritten(text) for text in written]
         if empty := sum(not text for text in rewritten):
-            raise RowsError(f"{where}: {empty} of {len(rewritten)} rows have no id; give each an id or leave it out")
+            raise RowsError(
+                f"{where}: {empty} of {len(rewritten)} rows have no id; add their ids, or leave these rows out"
+            )
         if max(map(len, rewritten)) > _LONGEST:
             raise RowsError(f"{where}: some ids are longer than {_LONGEST} characters; is it the id column?")
         return rewritten

@@ -208,8 +208,8 @@ class _Images:
             )
         if self._form.size is None and (shape[1:] != first[1:] or shape[1] != shape[2]):
             raise ParameterError(
-                f"{where} has {shape[2]} x {shape[1]} pixels, and without image-size all images must be squares of one "
-                f"size (the first has {first[2]} x {first[1]}); give image-size"
+                f"{where} has {shape[2]} x {shape[1]} pixels; without image-size all images must be squares of one "
+                f"size (the first has {first[2]} x {first[1]}); set image-size"
             )
 
 
@@ -225,7 +225,8 @@ def _content(file: Path, where: str) -> bytes:
 def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise ParameterError(
-            f"there is no folder {folder} of images; a relative path in a run file starts at its folder"
+            f"the folder of images {folder} does not exist; correct its path, which in a run file starts at the "
+            "file's folder"
         )
 
 
@@ -235,17 +236,15 @@ def _files(folder: Path, names: Sequence[str], places: Sequence[str]) -> list[Pa
     root, files = os.path.realpath(folder), list[Path]()
     for name, where in zip(names, places, strict=True):
         if not name:
-            raise ParameterError(f"{where} names no file; give the path of one below the folder, or remove the row")
+            raise ParameterError(f"{where} names no file; write the path of one below the folder, or remove the row")
         ways = (PurePosixPath(name), PureWindowsPath(name))
         if "\0" in name or any(way.anchor or ".." in way.parts for way in ways):
-            raise ParameterError(f"{where} leads out of the folder of images; give the path of a file below it")
+            raise ParameterError(f"{where} leads out of the folder of images; write the path of a file below it")
         path = os.path.realpath(folder / name)
         if not Path(path).is_relative_to(root):
             raise ParameterError(f"{where} leads out of the folder of images by a link; put the file itself there")
         if not os.path.isfile(path):
-            raise ParameterError(
-                f"{where}: there is no such file in the folder of images; put it there, or remove the row"
-            )
+            raise ParameterError(f"{where}: this file is not in the folder of images; put it there, or remove the row")
         files.append(Path(path))
     return files
 

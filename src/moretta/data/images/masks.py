@@ -260,4 +260,6 @@ def _check_place(groups: tuple[Any, ...], image: Any, where: str) -> None:
     for sequence, (name, part, most) in PLACE.items() if image is not None else ():
         frame, expected = _item(groups, sequence).get(name), image.get(name)
         if frame and expected and not np.allclose(list(frame), list(expected), rtol=part, atol=most):
-            raise ParameterError(f"{where} lies elsewhere than its image ({name}); export it on the image's pixels")
+            raise ParameterError(
+                f"{where} is placed differently from its image ({name}); export it on the image's pixels"
+            )

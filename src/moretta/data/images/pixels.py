@@ -55,7 +55,7 @@ class ImageForm:
         if self.window is not None:
             GreyWindow(*self.window)
         if self.spacing is not None and self.size is None:
-            raise ParameterError("spacing needs image-size, the pixels a side that images are cut to; give both")
+            raise ParameterError("spacing needs image-size, the side in pixels that images are cut to; set both")
         mean, deviation = self.channel_mean or (), self.channel_deviation or ()
         positive = all(0 < value < math.inf for value in deviation)
         blank = () in (self.channel_mean, self.channel_deviation)
@@ -93,8 +93,8 @@ class ImageForm:
             return x
         if x.shape[-3] != len(self.channel_mean):
             raise ParameterError(
-                f"channel-mean has {len(self.channel_mean)} numbers, and images have {x.shape[-3]} channels; give one "
-                "for each"
+                f"channel-mean has {len(self.channel_mean)} numbers; expected {x.shape[-3]}, one for each channel of "
+                "the images"
             )
         x -= np.array(self.channel_mean, np.float32)[:, None, None]
         x /= np.array(self.channel_deviation, np.float32)[:, None, None]

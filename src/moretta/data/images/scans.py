@@ -204,7 +204,7 @@ def _window(dataset: Any, asked: tuple[float, float] | None, low: float, high: f
         return GreyWindow((low + high) / 2, high - low, "LINEAR_EXACT")
     function = str(dataset.get("VOILUTFunction") or "LINEAR")
     if function not in ("LINEAR", "LINEAR_EXACT", "SIGMOID"):
-        raise ParameterError("its window has an unknown function; give [data] window, or export it again")
+        raise ParameterError("its window has an unknown function; set [data] window, or export it again")
     return GreyWindow(center, width, function)
 
 
@@ -269,8 +269,8 @@ def _plane(
     single = [axis for axis in range(3) if shape[axis] == 1]
     if plane is None and len(single) != 1:
         raise ParameterError(
-            f"{where} is a volume of {' x '.join(map(str, shape))}, and a sample is one plane; name that in its middle "
-            'by [data] plane = "axial", "coronal" or "sagittal", or export the slices that are to be samples'
+            f"{where} is a volume of {' x '.join(map(str, shape))}, but a sample is one plane; set [data] plane = "
+            '"axial", "coronal" or "sagittal" for the plane in its middle, or export the slices that are to be samples'
         )
     across = single[0] if len(single) == 1 else turn[:, 0].tolist().index(PLANES.index(plane or ""))
     actual = PLANES[int(turn[across, 0])]
@@ -299,7 +299,8 @@ def _shown(
     if window is None and not low < high:
         if kind.itemsize > 1:
             raise ParameterError(
-                f"{where} has values of no known range; give [data] window, their center and width, such as [40, 400]"
+                f"{where} has values of an unknown range; set [data] window to their center and width, such as [40, "
+                "400]"
             )
         ends = [end * image.dataobj.slope + image.dataobj.inter for end in (np.iinfo(kind).min, np.iinfo(kind).max)]
         low, high = min(ends), max(ends)

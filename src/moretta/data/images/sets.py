@@ -74,7 +74,7 @@ def existing_folder(source: str, folder: Path | None, expected: str, where: str)
         raise ParameterError(f'source = "{source}" needs path, the folder with {expected}; get them at {where}')
     if not folder.is_dir():
         raise ParameterError(
-            f'source = "{source}": there is no folder {folder}; it should hold {expected}, from {where}'
+            f'source = "{source}": the folder {folder} does not exist; it should hold {expected}, from {where}'
         )
     return folder
 

@@ -157,8 +157,8 @@ def check_order(columns: Mapping[str, Any], where: str) -> None:
     for (first, own), (name, part) in pairwise(indexed):
         if len(part) == len(own) and not own.index.equals(part.index):
             raise ParameterError(
-                f"{where}: the indices of {first} and {name} differ; expected the same row order: reorder one of them, "
-                f"or give {name}.to_numpy() if the rows already match"
+                f"{where}: the indices of {first} and {name} differ; expected the same row order: reorder one of "
+                f"them, or pass {name}.to_numpy() if the rows already match"
             )
 
 
@@ -292,8 +292,8 @@ def check_names(names: list[str], file: str) -> None:
     """Raise ParameterError for a header that is a row, or has a repeated or empty name, never quoted."""
     if any(re.match(_NUMBER, name) or DATE_LIKE.match(name) for name in names):
         raise ParameterError(
-            f"{file}: the first line holds numbers, expected names of columns; is there a header line? Add one, with "
-            f"{len(names)} names, or give columns names that are not numbers"
+            f"{file}: the first line holds numbers, expected names of columns; add a header line with {len(names)} "
+            "names, or rename the columns whose names are numbers"
         )
     first = {name: place for place, name in reversed(list(enumerate(names, 1)))}
     twice = [place for place, name in enumerate(names, 1) if name and first[name] < place]
@@ -301,7 +301,8 @@ def check_names(names: list[str], file: str) -> None:
         place = twice[0] if twice else names.index("") + 1
         what = f"has the name of column {place} of {len(names)} twice" if twice else f"has no name for column {place}"
         raise ParameterError(
-            f"{file}: the first line {what}; is it a header line? Add one, or give each column its own name"
+            f"{file}: the first line {what}; expected a header line with a name for each column: add one, or correct "
+            "the names"
         )
 
 
@@ -351,8 +352,8 @@ def _csv(content: bytes, path: Path, form: Format, leave_out: Collection[str]) -
         number, cells = short[0]
         if not table.num_rows and {count for _, count in short} == {len(header) + 1}:
             raise ParameterError(
-                f"{name}: each line has {cells} cells, but the first {len(header)}; give the first column a name too, "
-                'such as "row"'
+                f"{name}: each line has {cells} cells, but the first {len(header)}; name the first column too, such "
+                'as "row"'
             )
         raise ParameterError(
             f"{name} line {number} has {cells} cells, but the header has {len(header)}; fix the line (a cell that "
@@ -408,8 +409,8 @@ def _header(text: str, name: str, separator_set: str | None) -> tuple[list[str],
             counts = {len(line.split(None if other == " " else other)) for line in lines}
             if len(counts) == 1 and counts != {1}:
                 raise ParameterError(
-                    f'{name}: the first line is one cell; is "{other}" between the cells, and is it a header line? Set '
-                    f'separator = "{other}" ([data] of a run file) or --separator "{other}"'
+                    f'{name}: the first line is one cell; expected a header line of several, so "{other}" may be '
+                    f'between the cells: set separator = "{other}" ([data] of a run file) or --separator "{other}"'
                 )
     if not header[0] and all(re.match(rf'"?[0-9]+"?{re.escape(separator)}', line) for line in lines[1:]):
         header[0] = UNNAMED
@@ -467,7 +468,7 @@ def _column(chunks: Any, name: str, file: str, form: Format) -> Column:
 def check_dense(value: object, where: str, name: str = "") -> None:
     """Refuse a sparse matrix or a masked array, which would pass for a plain array."""
     if is_sparse(value):
-        raise ParameterError(f"{where}: got a sparse matrix; expected a dense array: give {name}.toarray()")
+        raise ParameterError(f"{where}: got a sparse matrix; expected a dense array: pass {name}.toarray()")
     rows = value if isinstance(value, list | tuple) else ()
     if np.ma.isMaskedArray(value) or any(map(np.ma.isMaskedArray, rows)):  # plain, they have the values under the mask
         what = "masked arrays in a list" if rows else "a masked array"

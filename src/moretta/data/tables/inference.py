@@ -105,8 +105,8 @@ def propose(columns: Columns, hints: Hints, where: str, form: Format) -> dict[st
         raise ParameterError(f'{where}: id-column "{target}" is {which}; name another column as target')
     if not [name for name in columns if name not in (target, hints.id_column, *hints.drop)]:
         raise ParameterError(
-            f"{where} has no column beside the target; expected at least one. Is its separator another "
-            f"(--separator), or does its first line not have the names of columns?"
+            f"{where} has no column beside the target; expected at least one. Set --separator if another sign is "
+            "between the cells, or add a header line if the first line is not one"
         )
     cells = {name: Cells(name, column, hints, form) for name, column in columns.items()}
     if not hints.header and not hints.known:
@@ -127,9 +127,9 @@ def _check_header(cells: Mapping[str, Cells], where: str) -> None:
     alike = sum(is_cell(name, column.words) for name, column in cells.items())
     if alike > 1 or 2 * alike >= len(cells):
         raise ParameterError(
-            f"{where}: is there a header line? In {alike} of {len(cells)} columns the first line looks like the cells "
-            "below it. If it is a row, add a line of names above it; if it has the names, give moretta schema init "
-            "--header"
+            f"{where}: expected a header line, but in {alike} of {len(cells)} columns the first line looks like the "
+            "cells below it. If it is a row, add a line of names above it; if it has the names, run moretta schema "
+            "init --header"
         )
 
 

@@ -68,7 +68,7 @@ class ColumnMapping(Section):
         targets = list(self.rename.values())
         if twice := [name for name in targets if targets.count(name) > 1]:
             raise ParameterError(
-                f"[mapping.rename] gives the name {twice[0]!r} to two columns; expected each once, so drop one of them"
+                f"[mapping.rename] renames two columns to {twice[0]!r}; expected each name once: drop one of them"
             )
         return self
 

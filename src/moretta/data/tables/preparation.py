@@ -143,7 +143,7 @@ def check_rounding(numbers: NDArray[np.generic], where: str, names: Sequence[str
         if lost > deviation / 100 and deviation > 1e-12 * np.abs(wide).max():  # below that it is a constant
             named = f": column {(names[place] if names else place)!r}" if numbers.ndim == 2 else ""
             raise RowsError(
-                f"{where}{named}: rows are kept as float32, which moves numbers by up to {lost / deviation:.1g} of "
+                f"{where}{named}: float32, in which rows are kept, moves numbers by up to {lost / deviation:.1g} of "
                 "their deviation; subtract a number that is the same at all silos"
             )
 

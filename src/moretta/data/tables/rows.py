@@ -96,7 +96,7 @@ def read_table(
     """
     written = Format(separator, decimal, encoding, (absent,) if isinstance(absent, str) else tuple(absent))
     if form is not None and written != Format():
-        raise ParameterError("read_table: form excludes separator, decimal, encoding and absent; give form or these")
+        raise ParameterError("read_table: form excludes separator, decimal, encoding and absent; pass form or these")
     form = form or written
     if not isinstance(schema, Schema):
         raise ParameterError(
@@ -161,8 +161,8 @@ def encode(
     if ids is not None and training and len(np.unique(ids)) < len(ids):
         twice = len(ids) - len(np.unique(ids))
         raise ParameterError(
-            f"{where}: column {schema.name_of('id')!r} has {twice} rows whose id another row has too; give "
-            'each row its own, or set kind = "group" where rows are visits of the same patient'
+            f"{where}: column {schema.name_of('id')!r} has {twice} rows whose id is repeated; expected an id of its "
+            'own for each row: correct the ids, or set kind = "group" where rows are visits of the same patient'
         )
     return TableRows(coded, expansion_of(schema).apply(coded), y, ids, groups)
 
@@ -447,7 +447,7 @@ def _check_columns(columns: Columns, schema: Schema, where: str, *, labelled: bo
     for name in needed:
         if name not in columns:
             raise ParameterError(
-                f"{where}: expected a column {name!r}, as the schema has it, among its {len(columns)}; "
+                f"{where}: the column {name!r} of the schema is missing among its {len(columns)}; "
                 f"{hint_of(name, columns)}"
             )
     unknown = [name for name in columns if name not in schema.columns]
@@ -483,4 +483,4 @@ def limits_of(feature: Feature) -> tuple[float, float]:
             return float(first.toordinal() - _EPOCH), float(last.toordinal() - _EPOCH)
         case Number(range=(least, most)):
             return least, most
-    raise ParameterError("a median needs a range; give one in the schema")
+    raise ParameterError("a median needs a range; declare one in the schema")

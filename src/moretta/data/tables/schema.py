@@ -175,7 +175,7 @@ class Target(_Worded):
         _check_range(self.range)
         values = self.mask_values or ()
         if self.mask_values is None and self.mask_ignored is not None:
-            raise ValueError("mask-ignored needs mask-values, the pixel value of each class; give both")
+            raise ValueError("mask-ignored needs mask-values, the pixel value of each class; set both")
         if self.mask_values is not None and (
             len({*values, self.mask_ignored}) < max(len(values) + 1, 3) or self.classes or self.range or self.spellings
         ):
@@ -218,7 +218,7 @@ class Schema(Section):
         if self.features and self.name_of("file") is not None:
             raise ParameterError(
                 f"schema: the images that {self.name_of('file')} names are the inputs, so {next(iter(self.features))} "
-                'cannot be one; say kind = "drop", "id", "group" or "target"'
+                'cannot be one; set its kind to "drop", "id", "group" or "target"'
             )
         return self
 
@@ -295,7 +295,7 @@ def read(path: Path, target: str | None = None) -> tuple[Schema, list[str]]:
         tables = tomllib.loads(text) if form == "TOML" else {}
     except FileNotFoundError:
         raise ParameterError(
-            f"there is no schema {path}; propose one by: moretta schema init FILE --out {path.stem}.toml"
+            f"the schema {path} does not exist; propose one by: moretta schema init FILE --out {path.stem}.toml"
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise ParameterError(f"{path}: this is not {form}: {str(error).splitlines()[0]:.120}") from None
@@ -346,11 +346,13 @@ def _reason(error: ValidationError) -> str:
 
 def _check_range(limits: tuple[float, float] | None) -> None:
     if limits is not None and not (limits[0] < limits[1] and math.isfinite(limits[1] - limits[0])):
-        raise ValueError("range: expected the least and the most, for example [0, 120], a finite number apart")
+        raise ValueError(
+            "range: expected the least and the greatest value, a finite distance apart, for example [0, 120]"
+        )
 
 
 def _check_words(key: str, words: Sequence[str]) -> None:
     if len(set(words)) < len(words):
-        raise ValueError(f"{key}: expected each once")
+        raise ValueError(f"{key}: expected each entry once")
     if any(not word or word != word.strip() for word in words):
         raise ValueError(f"{key}: expected words without blanks around them, none empty")

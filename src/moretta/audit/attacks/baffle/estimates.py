@@ -66,8 +66,8 @@ class Moves:
         pairs = [(b, key) for b, key in zip(recipe.blocks, recipe.keys(seed, *purpose), strict=True) if b.scalars]
         if not pairs:
             raise ParameterError(
-                'with linear = "activations" this model\'s layers move unit by unit alone, and no loss differences are '
-                "uploaded; what is uploaded, own-estimate attacks"
+                'linear = "activations": all layers of this model move unit by unit, so silos upload no loss '
+                "differences; own-estimate attacks their uploads"
             )
         some, keys = zip(*pairs, strict=True)
         return cls(replace(recipe, blocks=some), layout, keys)

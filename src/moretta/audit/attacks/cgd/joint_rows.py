@@ -142,7 +142,7 @@ def gather_labels(truth: Truth) -> Given:
     """Return the Delta that a holder without labels opens, of the first recorded rounds until all rows were used."""
     row = confined.JointRow.first(truth)
     if not row.others:
-        raise ParameterError("nobody in the first row is without labels")
+        raise ParameterError("every participant in the first row holds labels; this attack needs one that does not")
     arrays, seen = dict[str, Array](), set[int]()
     for number in truth.recorded:
         batch = row.batch(number)

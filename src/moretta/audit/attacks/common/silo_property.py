@@ -83,7 +83,9 @@ def gather(truth: Truth) -> Given:
         models = {0: dict(truth.parameters(rounds[0]))} if shown.sent else {}  # of tensors that do not travel
     arrays |= {f"{MODEL}{number}/{name}": value for number, at in models.items() for name, value in at.items()}
     if not any(number + 1 in rounds for number in whole):
-        raise ParameterError("no step of which two models were recorded is of all silos, whose rows it knows")
+        raise ParameterError(
+            "no two consecutive rounds were recorded of which the first summed all silos; this attack needs such a step"
+        )
     arrays["whole"] = np.array(whole)
     what = f"{holding.name} it held in" if holding else "its view of"
     return Given(

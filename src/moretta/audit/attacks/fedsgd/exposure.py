@@ -27,7 +27,9 @@ def used(truth: Truth, silo: str, number: int) -> NDArray[np.int64]:
     asks = [entry.message for entry in truth.heard("server", number) if isinstance(entry.message, TrainOn)]
     client = truth.role(silo, number)
     if not isinstance(client, Client):
-        raise ParameterError(f"expected a silo of fedsgd, which alone draws lots here, got {type(client).__name__}")
+        raise ParameterError(
+            f"expected a client of fedsgd, the only protocol here that draws lots; got {type(client).__name__}"
+        )
     return client.lot(asks[-1])
 
 

@@ -31,10 +31,10 @@ ROUNDS = 20  # only the last ones
 def gather(truth: Truth) -> Given:
     """Return a silo's view. Raises `moretta.errors.ParameterError` where nothing is frozen, or no adapter trains."""
     if not truth.frozen:
-        raise ParameterError("no parameter is frozen, so scales stand before and after each layer")
+        raise ParameterError("no parameter is frozen, so each layer has scales before and after it")
     plan, silo, rounds = plan_of(truth), truth.run.silos[0], truth.recorded[-ROUNDS:]
     if not any(alone for *_, alone in pairs(plan)):
-        raise ParameterError("no two matrices that train have all their scales in common, as an adapter's have")
+        raise ParameterError("no two trained matrices share all their scales, as those of an adapter do")
     return Given(
         {silo: rounds}, structure(plan), view=f"{rounds_of(len(rounds))} of {silo}'s messages", knowledge="nothing"
     )

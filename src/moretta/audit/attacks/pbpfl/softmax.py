@@ -66,7 +66,7 @@ def sent_by(case: Case, silo: str) -> dict[int, tuple[Floats, Floats]]:
         return {n: (sent[n].z.astype(np.float64), sent[n].alpha.astype(np.float64)) for n in sent}
     blinded: Mapping[int, Ratios] = case.last_of_each_round(silo, Ratios)
     if any(f"{OWN}{number}" not in case.arrays for number in blinded):
-        raise ParameterError('with exchange = "ratios" a silo\'s view has no outputs, and this attack is given none')
+        raise ParameterError('exchange = "ratios": the silo\'s view has no outputs, which this attack needs')
     own = {number: case.arrays[f"{OWN}{number}"].astype(np.float64) for number in blinded}
     return {n: (own[n] - own[n].max(axis=1, keepdims=True), blinded[n].alpha.astype(np.float64)) for n in blinded}
 
