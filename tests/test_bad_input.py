@@ -179,7 +179,7 @@ def test_a_device_that_is_not_there(here: Path, device: str, there: int, monkeyp
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
     sentence = refused(here, "train", "run.toml", "--set", f"run.device={device}")
-    assert sentence == f'device = "{device}" is not there: this PyTorch finds {there} GPUs; use "cpu"'
+    assert sentence == f'device = "{device}" is not available: this PyTorch finds {there} GPUs; use "cpu"'
 
 
 def test_values_beyond_the_ring_name_the_tensor_and_the_range(here: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_folder_with_a_run_is_not_touched(here: Path, mine: Path) -> None:
 
 def test_a_run_is_not_resumed_where_it_cannot_be(here: Path, mine: Path) -> None:
     resume = ("train", "run.toml", *FEDSGD, "--resume")
-    assert "mine stands at round 3, past the 2 asked for" in refused(here, *resume, "--set", "run.rounds=2")
+    assert "mine is at round 3 already, past the 2 asked for" in refused(here, *resume, "--set", "run.rounds=2")
     for change in ("run.seed=8", "protocol.learning-rate=0.3", "data.batch-size=8", "model.hidden=[5]"):
         sentence = refused(here, *resume, "--set", change)
         assert "mine was begun with another run file" in sentence
@@ -294,7 +294,7 @@ def test_rows_that_cannot_be_predicted(here: Path, mine: Path) -> None:
 
 def test_predictions_that_have_nowhere_to_go(here: Path, mine: Path, finished: Path) -> None:
     assert "expected a file that ends in .csv or .npy, got .txt" in refused(here, *predict("patients.csv", "out.txt"))
-    assert "in a folder that is there; make nowhere" in refused(here, *predict("patients.csv", "nowhere/out.csv"))
+    assert "in an existing folder; make nowhere" in refused(here, *predict("patients.csv", "nowhere/out.csv"))
     (mine / "released.safetensors").unlink()
     assert "mine/released.safetensors: expected a model of a finished" in refused(here, *predict("patients.csv"))
     (mine / "inputs.json").unlink()

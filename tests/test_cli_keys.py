@@ -63,9 +63,7 @@ def test_an_identity_is_not_overwritten(here: Path) -> None:
     before = {path.name: path.read_bytes() for path in (here / "keys").iterdir()}
     again = call("keys", "new", "--out", "keys", "--json")
     assert again.code == 2
-    assert again.sentence == (
-        "keys/identity.key is there already, and a key is never overwritten; choose another folder"
-    )
+    assert again.sentence == ("keys/identity.key exists already, and a key is never overwritten; choose another folder")
     assert {path.name: path.read_bytes() for path in (here / "keys").iterdir()} == before
 
 
@@ -87,7 +85,7 @@ def test_bad_input_is_a_sentence_and_exit_code_2(here: Path) -> None:
     (here / "empty").mkdir()
     (here / "keys" / "identity.key").chmod(0o644)
     for words, sentence in {
-        ("show", "none"): "the key none cannot be read (No such file or directory); give the path of one that can",
+        ("show", "none"): "the key none cannot be read (No such file or directory); name one that can be read",
         (
             "show",
             "file",

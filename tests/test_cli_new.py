@@ -82,7 +82,7 @@ def test_what_is_there_is_left_alone(there: str, tmp_path: Path) -> None:
         (place / "mine.txt").write_text("mine")
     done = call("new", place)
     assert done.code == 2
-    assert "is there already, and not empty" in done.sentence
+    assert "exists already and is not empty" in done.sentence
     assert [path.name for path in tmp_path.rglob("*")] in (["ward"], ["ward", "mine.txt"])
 
 

@@ -104,7 +104,7 @@ def test_a_sweep_needs_validation_rows_where_it_chooses(here: Path) -> None:  # 
     refused = call(*several)
     assert refused.code == 2
     assert "[data] validation-fraction is missing" in refused.sentence
-    assert "give --set data.validation-fraction=0.2" in refused.sentence
+    assert "add --set data.validation-fraction=0.2" in refused.sentence
     assert not (here / "all").exists()
     assert call(*several, *VALIDATED, "--json").told["judged_by"] == "validation_loss"  # the remedy, with one seed
 

@@ -328,7 +328,7 @@ FILES = [
      " centralised, pbpfl, cgd or baffle"),
     (SMALL.replace('[model]\nsource = "mlp"', ""), ": the section [model] is missing; add it, with its key source"),
     ("", ": the section [run] is missing; add it, with its key rounds"),
-    ("rounds = 3\n" + SMALL, ": the key rounds stands before any section; put it under [run]"),
+    ("rounds = 3\n" + SMALL, ": the key rounds comes before any section; put it under [run]"),
     ("run = 3", ": [run]: expected a section, got 3"),
     ("[[run]]\nrounds = 3", ": [run]: expected a section, got [a table]"),
     (SMALL.replace("rounds = 1", "rounds = 2024-01-01"), ": [run] rounds: expected a number, a string in quotes, true,"

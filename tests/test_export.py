@@ -109,7 +109,7 @@ def test_the_released_model_is_not_the_true_one(runs: Path) -> None:
     ("run", "out", "sentence"),
     [
         ("pbpfl", "model.pt", r"expected a file that ends in \.safetensors or \.onnx"),
-        ("pbpfl", "nowhere/model.onnx", r"in a folder that is there"),
+        ("pbpfl", "nowhere/model.onnx", r"in an existing folder"),
         ("local", "model.onnx", r"here each silo has its own"),
         ("nothing", "model.onnx", r"expected a file of a finished run"),
     ],

@@ -75,7 +75,7 @@ WRONG: Mapping[str, tuple[dict[str, Any], str]] = {
     "a long name": ({"silos": [Silo("a" * 65, *rows(0, 3))]}, "1 to 64 letters"),
     "a name with a newline": ({"silos": [Silo("a\n", *rows(0, 3))]}, "silo name"),
     "the server's name": ({"silos": [Silo("server", *rows(0, 3))]}, 'not "server"'),
-    "twins": ({"silos": [Silo("a", *rows(0, 3)), Silo("a", *rows(1, 3))]}, "two silos are called `a`"),
+    "twins": ({"silos": [Silo("a", *rows(0, 3)), Silo("a", *rows(1, 3))]}, "two silos have the name `a`"),
     "no rows": ({"silos": [*silos(), Silo("c", *rows(0, 0))]}, "silo `c`: .*got 0 rows"),
     "fewer targets": ({"silos": [Silo("c", rows(0, 3)[0], rows(0, 3)[1][:2])]}, "`c`: .*3 rows and 2 targets"),
     "a NaN": (

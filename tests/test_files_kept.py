@@ -58,7 +58,7 @@ def contents(home: Path) -> dict[Path, bytes]:
 
 
 PAGE = "expected a file that ends in .html or .htm, got .{}; name another file"
-THERE = "is there already, and only {} may be replaced; name another file"
+THERE = "exists already, and only {} may be replaced; name another file"
 PREDICTIONS = THERE.format("earlier predictions that are no input")
 EXPORTED = THERE.format("an earlier export")
 
@@ -112,7 +112,7 @@ def test_a_folder_in_the_place_of_a_file_is_told(home: Path, words: tuple[str, .
     Path(out).mkdir()
     done = call(*words, "--out", out)
     assert done.code == 2
-    assert f"{out}: expected the name of a file, and a folder is there" in done.sentence
+    assert f"{out}: expected the name of a file, got a folder" in done.sentence
     Path(out).rmdir()
 
 
@@ -184,5 +184,5 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
     (tmp_path / "there").write_text("something")
-    with pytest.raises(ParameterError, match=r"is there already and cannot be read: Permission denied; name another"):
+    with pytest.raises(ParameterError, match=r"exists already and cannot be read: Permission denied; name another"):
         check_replaced(tmp_path / "there", "an earlier one", unreadable)

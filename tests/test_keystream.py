@@ -103,9 +103,9 @@ def test_roots() -> None:
     assert SecretRoot.fresh().reveal() != SecretRoot.fresh().reveal()
     assert SecretRoot.insecure(1, "a").reveal() == SecretRoot.insecure(1, "a").reveal()
     assert len({SecretRoot.insecure(seed, role).reveal() for seed in (1, 2) for role in ("a", "b")}) == 4
-    with pytest.raises(ParameterError, match="32 bytes, not 16"):
+    with pytest.raises(ParameterError, match="expected 32 bytes, got 16"):
         SecretRoot(bytes(16))
-    with pytest.raises(ParameterError, match="32 bytes, not 16"):
+    with pytest.raises(ParameterError, match="expected 32 bytes, got 16"):
         Keystream(bytes(16))
 
 

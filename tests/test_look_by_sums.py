@@ -72,7 +72,7 @@ def test_without_it_nothing_is_asked_and_nothing_kept(tmp_path: Path) -> None:
 def test_a_silo_counts_only_in_a_run_that_says_so() -> None:
     made = federation(FedSGD(), look=False).players(1, 0)
     ask = AskMoments(stamp=_stamp(), what="classes", order=1, center=np.zeros(3), columns=ALL, encoding={})
-    with pytest.raises(Exception, match="a statistic that the run's settings ask for"):
+    with pytest.raises(Exception, match="a statistic of the run's settings"):
         made.clients["silo-1"].answer(ask)
 
 

@@ -370,7 +370,7 @@ def test_frames_agree_on_the_order_of_columns() -> None:
     assert (result.predict(turned) == result.predict(made.silos[0].x)).all()
     with pytest.raises(ParameterError, match=r"silo `b` lacks the column 'd' \(its 'dd'\?\), which `a` has; give all"):
         make(silos=[Silo("a", frame, y), Silo("b", turned.rename(columns={"d": "dd"}), y)])
-    with pytest.raises(ParameterError, match=r"silo `b` has rows without names of columns, and `a` has a frame"):
+    with pytest.raises(ParameterError, match=r"silo `b` has rows without names of columns, but `a` has a frame"):
         make(silos=[Silo("a", frame, y), Silo("b", X, Y)])
     with pytest.raises(ParameterError, match=r"silo `a`: column 'ward' holds words, .*moretta.read_table\(frame, sch"):
         Silo("a", frame.assign(ward="A"), y)

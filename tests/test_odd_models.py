@@ -219,7 +219,7 @@ def test_what_failed_says_whose_fault_it_is() -> None:
 
     with pytest.raises(RunFailed) as caught:
         federation(Fails(4, 2), KINDS["FedSGD"]).train(1, progress=False)
-    assert "each silo says the same, so it is the model or a setting" in str(caught.value)
+    assert "each silo reports the same, so the cause is the model or a setting" in str(caught.value)
     assert "nothing of the run is kept, as it has no `out`" in str(caught.value)
     assert "checkpoint" not in str(caught.value)
     faults = {"drop": [{"round": 1, "silo": "a"}]}

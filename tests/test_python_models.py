@@ -101,7 +101,7 @@ def test_what_was_trained_predicts_raw_rows_wherever_it_is_loaded(kind: Any, tmp
 @pytest.mark.parametrize("kind", [Local, CGD], ids=lambda kind: kind.__name__)
 def test_where_each_silo_has_its_own_model_one_is_named(kind: Any, tmp_path: Path) -> None:
     result = federation(kind(**SETTINGS), model={"source": "mlp"}).train(2)
-    with pytest.raises(ParameterError, match=r'silo is missing: .*north, south.*say whose, for example silo="north"'):
+    with pytest.raises(ParameterError, match=r'silo is missing: .*north, south.*name one, for example silo="north"'):
         result.predict(rows(2, 4)[0])
     with pytest.raises(ParameterError, match=r'silo = "nort": expected a silo .*north, south'):
         result.predict(rows(2, 4)[0], silo="nort")

@@ -276,7 +276,7 @@ def test_without_a_checkpoint_there_is_nothing_to_resume(tmp_path: Path) -> None
 def test_fewer_rounds_than_the_checkpoint_are_refused(tmp_path: Path) -> None:
     make("fedsgd", tmp_path, checkpoint_every=2).train(6, SEED)
     before = snapshot(tmp_path)
-    with pytest.raises(ParameterError, match="stands at round 6, past the 5 asked for"):
+    with pytest.raises(ParameterError, match="is at round 6 already, past the 5 asked for"):
         make("fedsgd", tmp_path).train(5, SEED, resume=True)
     assert snapshot(tmp_path) == before
 

@@ -127,7 +127,7 @@ def test_a_model_that_takes_arrays_by_name_gives_the_targets_own_units() -> None
         found = result.model(table=torch.tensor(TEST[0])).detach().numpy()
         np.testing.assert_allclose(found, np.asarray(result.predict({"table": TEST[0]}), np.float64), rtol=1e-6)
         assert abs(found[:, 0].mean() - 50_000) < 9_000
-        with pytest.raises(ParameterError, match="give its network"):
+        with pytest.raises(ParameterError, match="pass its network"):
             federation(**given | {"model": result.model})
 
 
@@ -239,7 +239,7 @@ def test_a_model_of_such_a_run_goes_on_as_the_refusal_says() -> None:
     assert first.model is not None
     still = FedSGD(learning_rate=1e-9)
     for model in (first.model, first.raw_model()):
-        with pytest.raises(ParameterError, match=r"give its network, result\.raw_model\(\)\.network"):
+        with pytest.raises(ParameterError, match=r"pass its network, result\.raw_model\(\)\.network"):
             federation(still, model=model)
     again: Result = federation(still, model=first.raw_model().network).train(1, progress=False)
     assert again.test["mse"] == pytest.approx(first.test["mse"], rel=1e-4)

@@ -303,7 +303,7 @@ def test_a_sum_that_cannot_be_one_of_scores_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "changed", "said"),
     [
-        ("fedsgd", {"silos": silos()}, "silo `north` holds no rows back, .* score-at-silos.*; give test-fraction"),
+        ("fedsgd", {"silos": silos()}, "silo `north` has no held-out rows .* score-at-silos.*; set test-fraction"),
         ("centralised", {}, "score_at_silos sums what silos score, and nobody sums under"),
         ("cgd", {"engine": Engine(name="fused")}, "score_at_silos sums what silos score, and nobody sums under"),
         ("cgd-joint", {"silos": silos_of("cgd-joint")}, "score-at-silos needs silos that hold whole samples"),

@@ -163,7 +163,7 @@ def test_a_score_is_not_of_validation_rows_nor_the_other_way_round() -> None:
         (
             "fedsgd",
             {"validation": (silos()[0].x, silos()[0].y)},
-            "validation has the server's rows, validation_fraction the silos'; give one of the two",
+            "validation and validation_fraction exclude each other",
         ),
     ],
 )

@@ -148,5 +148,5 @@ def test_a_center_of_the_wrong_length_tells_no_number_of_rows(roles: Roles, worl
     ask = AskMoments(
         stamp=Stamp(world.run(1), 1, 0), what=what, order=1, center=np.zeros(9), columns=NONE, encoding={MOST_WEIGHT: 5}
     )
-    with pytest.raises(PeerError, match=f"expected a statistic that the run's settings ask for, was asked for {what}"):
+    with pytest.raises(PeerError, match=f"expected a statistic of the run's settings, was asked for {what}"):
         answered(roles.clients["a"], ask)

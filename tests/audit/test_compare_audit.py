@@ -72,8 +72,8 @@ def test_a_variant_has_keys_of_any_section_and_a_short_name(path):
     ("data.bach-size=1", r"\[data\] bach-size is not known; did you mean batch-size\?"),
     ("batch-size=1", r"\[protocol\] batch-size is not known; it is a key of \[data\]"),
     ("protocol.name=pbpf", r'\[protocol\] name: expected .*, got "pbpf"; did you mean "pbpfl"\?'),
-    ("run.seed=3", r"run.seed is what --seeds says; remove it here"),
-    ("run.out=../x", r"run.out is what --out says; remove it here"),
+    ("run.seed=3", r"run.seed follows from --seeds; remove it here"),
+    ("run.out=../x", r"run.out follows from --out; remove it here"),
     ("run.=3", r"expected section.key=value"),
     ("run.rounds.more=3", r"rounds is a value, not a section"),
 ])  # fmt: skip

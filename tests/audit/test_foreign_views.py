@@ -280,5 +280,5 @@ def test_views_that_do_not_fit_are_refused_in_a_sentence(tmp_path: Path, name: s
 def test_what_the_option_needs(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="--views needs --federation module:function"):
         auditing.audit_folder(tmp_path, views=True)
-    with pytest.raises(ParameterError, match="expected the folder that a mod or filter was given"):
+    with pytest.raises(ParameterError, match="expected the folder that was passed to a mod or filter"):
         auditing.audit_folder(tmp_path, federation="theirs:federation", views=True)

@@ -122,7 +122,7 @@ def test_the_servers_key_is_looked_at_on_either_side(here: Path) -> None:
 def test_nothing_to_look_at_is_bad_usage() -> None:
     called = call("doctor")
     assert called.code == 2
-    assert called.sentence.startswith("there is nothing to check: give --kit and --silo")
+    assert called.sentence.startswith("--kit, --silo and --run are missing; set --kit and --silo")
 
 
 def test_a_clock_that_is_a_day_off_is_found(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +197,7 @@ def test_a_server_that_is_not_there_or_of_another_federation(here: Path, tmp_pat
 def test_a_kit_that_is_none_of_this_site(here: Path) -> None:
     assert "is not a startup kit of FLARE" in failed("--kit", "keys")["kit"]
     assert "an administrator's" in failed("--kit", "kits/admin")["kit"]
-    assert "give the site's own kit" in failed("--kit", "kits/server", "--silo", "silo.toml")["kit"]
+    assert "name the site's own kit" in failed("--kit", "kits/server", "--silo", "silo.toml")["kit"]
     sentence = failed("--kit", "kits/south", "--silo", "silo.toml")["name"]
     assert sentence == "silo.toml is of `north`, and kits/south is the kit of `south`; use the kit of the same name"
     for file in ("client.crt", "client.key"):
@@ -249,7 +249,7 @@ def test_a_key_that_is_open_to_others(here: Path) -> None:
     ("before", "after", "what", "message"),
     [
         ("inputs = [2]", "inputs = [3]", "data", "expected samples of shape [3]"),
-        ('["north", "south"]', '["east", "south"]', "data", "lists east, south, and not 'north'"),
+        ('["north", "south"]', '["east", "south"]', "data", "lists east, south, but not 'north'"),
         ('"mlp"\nhidden = [4]', '"nets:build"', "model", 'list it there: [silo] models = ["nets:build"]'),
         ("rounds = 2", "rounds = -2", "run file", "rounds"),
         ("[engine]", '[secure-aggregation]\nroster = "roster.toml"\n[engine]', "sums", "add roster and identity"),
@@ -301,7 +301,7 @@ def test_the_name_of_a_server_that_means_nothing_is_told(here: Path) -> None:
 
 
 def test_nothing_given_to_the_function() -> None:
-    with pytest.raises(ParameterError, match="there is nothing to check"):
+    with pytest.raises(ParameterError, match="--kit, --silo and --run are missing"):
         doctor.examine(kit=None, silo=None, run=None)
 
 

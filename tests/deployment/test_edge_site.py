@@ -341,7 +341,9 @@ def test_targets_fit_the_servers_model(tmp_path: Path) -> None:
 def test_without_onnxruntime_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = roles(tmp_path)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(PolicyError, match=r"need onnxruntime, which is not there; run: pip install 'moretta\[edge\]'"):
+    with pytest.raises(
+        PolicyError, match=r"need onnxruntime, which is not installed; run: pip install 'moretta\[edge\]'"
+    ):
         role_of(*given)
 
 

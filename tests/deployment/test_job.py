@@ -313,7 +313,7 @@ def test_an_older_process_of_the_same_run_is_ended(tmp_path: Path, hold: Any) ->
     assert process.wait(10) != 0
     assert holder(tmp_path) == (os.getpid(), 2.0)
     for made in (1.0, 2.0):  # nor does a second one of the same job, or an older one, take it from us
-        with pytest.raises(ParameterError, match=f"process {os.getpid()}.*has joined twice"):
+        with pytest.raises(ParameterError, match=f"process {os.getpid()}.*a second join of the site"):
             take_turn(tmp_path, "run", made)
 
 
@@ -329,7 +329,7 @@ def test_an_older_process_that_does_not_hear_is_killed(
 @pytest.mark.parametrize(("job", "made"), [("run", 1.0), ("run", 2.0), ("another", 1.0), ("another", 9.0)])
 def test_a_job_whose_server_speaks_is_left_alone(tmp_path: Path, hold: Any, job: str, made: float) -> None:
     process = hold("run", 2.0)
-    with pytest.raises(ParameterError, match=f"process {process.pid}.*another run, or the site has joined twice"):
+    with pytest.raises(ParameterError, match=f"process {process.pid}.*another run, or a second join of the site"):
         take_turn(tmp_path, job, made)
     assert process.poll() is None
 

@@ -93,7 +93,10 @@ def another_key(many: Machines, sent: list[tuple[str, bytes]]) -> Iterator[tuple
     own = ServerSession(Identity.fresh(), hello)
     for session in (own, ServerSession(Identity.fresh(), hello.model_copy(update={"session": 1}))):
         data, _ = session.pack(session.hello, hello.processes)
-        yield deliver(many, data), f"the server's key has not signed (pinned here: {fingerprint(SERVER.public_key)})"
+        yield (
+            deliver(many, data),
+            f"session is not signed by the server's key (pinned here: {fingerprint(SERVER.public_key)})",
+        )
     request, envelope = request_of(heard(sent, Submit))
     assert isinstance(request, Submit)
     data, _ = own.pack(request, hello.processes, bytes(envelope.body))
@@ -168,7 +171,7 @@ def test_a_site_that_plays_the_whole_server_is_refused_and_named(
     """It knows the run, as it was told it, and has a key of its own; before there were keys that was enough."""
     many = machines(PAIRWISE, '[secure-aggregation]\nscheme = "none"')
     many.start()
-    with pytest.raises(ParameterError, match=r"0 of 3 sites .* the server's key has not signed"):
+    with pytest.raises(ParameterError, match=r"0 of 3 sites .* session is not signed by the server's key"):
         many.serve(tmp_path / "stolen", identity=Identity.fresh(), wait=0.3)
     assert many.serve(tmp_path / "out").record["dropped"] == []
     ends_as_undisturbed(many, tmp_path / "out")
@@ -246,7 +249,7 @@ def test_a_server_of_an_older_session_is_refused_and_named(machines: Callable[..
         return reply.sentence
 
     assert "it is not signed by the key of session 1" in says(Poll(number=1, wait=0.0))
-    assert "it is of a session in whose place another has begun here" in says(older.hello)
+    assert "it is of a session that another has replaced here" in says(older.hello)
     many.stop()
     many.start()
     assert "it is of session 0 of the run, and session 1 has begun" in says(older.hello)
@@ -270,7 +273,7 @@ def test_either_of_two_pinned_keys_is_taken_while_one_takes_the_others_place(
     with pytest.raises(Killed):
         many.serve(tmp_path / "out", progress=killed_after(1))
     assert many.serve(tmp_path / "out", resume=True, identity=following).record["dropped"] == []
-    with pytest.raises(ParameterError, match="the server's key has not signed"):
+    with pytest.raises(ParameterError, match="session is not signed by the server's key"):
         many.serve(tmp_path / "third", identity=Identity.fresh(), wait=0.3)
 
 
@@ -346,7 +349,7 @@ def test_a_reply_that_the_silos_identity_has_not_signed_is_refused_and_named(
 
 
 def test_a_server_that_the_roster_does_not_name_is_refused(listed: Machines, tmp_path: Path) -> None:
-    with pytest.raises(ParameterError, match=r"0 of 4 sites .* the server's key has not signed"):
+    with pytest.raises(ParameterError, match=r"0 of 4 sites .* session is not signed by the server's key"):
         listed.serve(tmp_path / "stolen", identity=Identity.fresh(), wait=0.3)
     shutil.rmtree(tmp_path / "stolen", ignore_errors=True)
     assert listed.serve(tmp_path / "out").record["dropped"] == []

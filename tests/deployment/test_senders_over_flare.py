@@ -86,9 +86,9 @@ if "MORETTA_PLAYS" in os.environ:
     SiteWorker.answer, Executor.handle_event = noted, begun
 """
 EXPECTED: dict[str, str | tuple[str, ...]] = {
-    "a hello of its own for this session": "it is of a session that the server's key has not signed",
+    "a hello of its own for this session": "its session is not signed by the server's key",
     "work of its own for this session": "it is not signed by the key of session 0",
-    "a hello of its own for the next": "it is of a session that the server's key has not signed",
+    "a hello of its own for the next": "its session is not signed by the server's key",
     "work of its own for the next": "it is not signed by the key of session 0",
     "work without a signature": "it is not signed by the key of session 0",
     "altered work": "it is not signed by the key of session 0",

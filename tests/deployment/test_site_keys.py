@@ -239,8 +239,8 @@ def test_a_plain_request_is_read(key: rsa.RSAPrivateKey) -> None:
         (Forged(extension=x509.BasicConstraints(ca=True, path_length=None)), "asks for more than a name"),
         (Forged(extension=x509.SubjectAlternativeName([x509.DNSName("localhost")])), "asks for more than a name"),
         (Forged(made=None), "asks for more than a name"),
-        (Forged(made=b"today"), "does not say when"),
-        (Forged(made=b"moretta-request-1 2026-13-45T00:00:00Z"), "does not say when"),
+        (Forged(made=b"today"), "has no time at which it was made"),
+        (Forged(made=b"moretta-request-1 2026-13-45T00:00:00Z"), "has no time at which it was made"),
         (Forged(made=b"moretta-request-1 2020-01-01T00:00:00Z"), "is valid for 14 days"),
         (Forged(made=b"moretta-request-1 2999-01-01T00:00:00Z"), "set the wrong clock"),
         (Forged(algorithm=hashes.SHA512), "not signed by its own key"),
@@ -374,7 +374,7 @@ def test_the_roots_key_is_looked_at(here: Path) -> None:
 
 
 def test_a_name_that_flare_cannot_take_is_told_at_the_site(here: Path) -> None:
-    with refused("rename the silo, or give it an engine-name"):
+    with refused("rename the silo, or set its engine-name"):
         certificate_requests.request(Path("kit"), silo_file.load(silo("st.mary")), NOW)
     assert not Path("kit").exists()
     mine = Identity.fresh()

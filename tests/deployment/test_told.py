@@ -318,7 +318,7 @@ def test_a_site_with_a_roster_masks_or_takes_no_part(tmp_path: Path) -> None:
     (tmp_path / "roster.toml").write_text("".join(entries))
     keyed = site(tmp_path, 'roster = "roster.toml"\nidentity = "keys/silo-1"')
     open_ = told.shared_text(load(tmp_path, more='[secure-aggregation]\nscheme = "none"'))
-    with pytest.raises(PolicyError, match="this site has a roster, so it does not trust the server"):
+    with pytest.raises(PolicyError, match="which this site does not trust, as it has a roster"):
         made(keyed, open_)
     assert len(made(keyed, told.shared_text(load(tmp_path))).fingerprint) == 39
     stolen = site(tmp_path, 'roster = "roster.toml"\nidentity = "keys/silo-2"')
@@ -476,7 +476,7 @@ def test_versions_of_torch_are_as_the_server_allows(
 
 @pytest.mark.parametrize("versions", [{"moretta": "0.0.1"}, {}, {"torch": "2.6.0"}])
 def test_another_moretta_is_refused(one: Site, run_file: RunFile, versions: dict[str, str]) -> None:
-    with pytest.raises(PolicyError, match=r"runs Moretta .*, and the server .*; install the same"):
+    with pytest.raises(PolicyError, match=r"runs Moretta .*, but the server .*; install the same"):
         enter(one, run_file, versions=versions)
 
 

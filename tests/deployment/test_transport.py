@@ -294,7 +294,7 @@ def test_ports_that_are_closed_filtered_silent_or_of_others(here: Path, monkeypa
         assert "127.0.0.1 (127.0.0.1) does not answer: have it started there" in doctor()["server"]
     with silent() as port:
         aim(kit, port, "127.0.0.1")
-        assert "as what is there (127.0.0.1) does not greet by TLS" in doctor()["server"]
+        assert "as the service there (127.0.0.1) does not greet by TLS" in doctor()["server"]
     with answering(here / "others/server") as port:  # the name leads to another machine of the kind
         aim(kit, port, "127.0.0.1")
         assert f"what answers at 127.0.0.1:{port} (127.0.0.1) has no certificate" in doctor()["server"]

@@ -172,7 +172,7 @@ def test_fields_are_what_was_written() -> None:
     found = [(number, value, bytes(part)) for number, _, value, part, _ in strict.fields(memoryview(data))]
     assert found == [(3, 300, b""), (70, 0, b"ab"), (5, 0, bytes(200))]
     assert b"".join(whole for *_, whole in strict.fields(memoryview(data))) == data
-    with pytest.raises(ParameterError, match="no ONNX file"):
+    with pytest.raises(ParameterError, match="not an ONNX file"):
         list(strict.fields(memoryview(data[:-1])))
 
 

@@ -387,7 +387,7 @@ def many_rows(engine: dict[str, Any], **options: Any) -> Federation:
 def test_what_k_takes_is_kept_free(options: Any) -> None:
     said = many_rows({"memory_limit_mib": 60.0}, **options).train(1).record["dropped"][0]["reason"]
     k, rows = 3000, 512
-    assert f" MiB for one row at a time, also for K = {k}; give at least " in said  # and nothing of how many rows
+    assert f" MiB for one row at a time, also for K = {k}; set at least " in said  # and nothing of how many rows
     needed = float(said.split("give at least ")[1].split()[0])
     # Beside them it has at least 40 MiB. Not counting them it would ask for its start's peak, some 66, which is less.
     assert needed > 40 + k * rows * 8 * 3 / 2**20
@@ -576,7 +576,7 @@ def test_a_graph_of_another_model_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     assert first["reason"].startswith("bad input: the ONNX graph has other tensors")
     monkeypatch.setattr(edge_client, "exporter", exporting(b"no"))
     result = federation(aggregation=NONE).train(1)
-    assert "bad input: these bytes are no ONNX file" in result.record["dropped"][0]["reason"]
+    assert "bad input: these bytes are not an ONNX file" in result.record["dropped"][0]["reason"]
 
 
 @pytest.mark.parametrize("steps", [{}, {"local_epochs": 1, "optimizer": "adam", "learning_rate": 0.02}])

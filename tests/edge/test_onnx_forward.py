@@ -88,7 +88,7 @@ def test_what_cannot_be_is_refused(row: Row, request: pytest.FixtureRequest) -> 
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("moretta.format", None, "no moretta.format"),
+        ("moretta.format", None, "lack moretta.format"),
         ("moretta.format", "2", "got '2'"),
         ("moretta.layout", "00", "contradict"),
         ("moretta.shapes", "[1]", "contradict"),
@@ -112,7 +112,7 @@ def test_what_is_no_graph_of_its_metadata_is_refused(mlp_sample: Any, capfd: pyt
     proto = onnx.load_from_string(mlp_sample.graph("float32"))
     del proto.graph.input[-1]
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(3, np.float32), "4.bias"))
-    with pytest.raises(ParameterError, match="not those its metadata tells of"):
+    with pytest.raises(ParameterError, match="differ from those of its metadata"):
         OnnxForward(proto.SerializeToString())
     for junk in (b"", b"junk", mlp_sample.graph("float32")[:100]):
         with pytest.raises(ParameterError, match="ONNX") as caught:

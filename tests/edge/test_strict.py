@@ -52,7 +52,7 @@ def test_a_tag_that_two_parsers_read_differently_reads_no_key(
     tensor = TensorProto(name="stolen", data_type=TensorProto.FLOAT, dims=[SECRET]).SerializeToString()
     tensor += long_tag(13, 2) + bytes([len(place)]) + place + long_tag(14, 0) + b"\x01"
     evil = with_tensor(onnx.load_from_string(mlp_sample.graph("float32")), tensor)
-    with pytest.raises(ParameterError, match="no ONNX file"):
+    with pytest.raises(ParameterError, match="not an ONNX file"):
         OnnxForward(evil).outputs(mlp_sample.flat[None], mlp_sample.x[:1])
 
 
@@ -64,16 +64,16 @@ def longer(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("field", "said"),
     [
-        (longer(written(1, 8)), "no ONNX file"),  # a version, in two bytes
-        (written(5, 1), "no ONNX file|which no edge client takes"),
-        (written(7, b""), "no ONNX file"),  # another graph, which one reader joins to the first
-        (written(1, 9), "no ONNX file"),  # another version
-        (long_tag(7, 2) + b"\x00", "no ONNX file"),
-        (b"\x0b", "no ONNX file"),  # a group
-        (b"\x00\x00", "no ONNX file"),  # field 0
+        (longer(written(1, 8)), "not an ONNX file"),  # a version, in two bytes
+        (written(5, 1), "not an ONNX file|which no edge client takes"),
+        (written(7, b""), "not an ONNX file"),  # another graph, which one reader joins to the first
+        (written(1, 9), "not an ONNX file"),  # another version
+        (long_tag(7, 2) + b"\x00", "not an ONNX file"),
+        (b"\x0b", "not an ONNX file"),  # a group
+        (b"\x00\x00", "not an ONNX file"),  # field 0
         (written(21, b""), "a field 21 of model"),
-        (written(1, 1 << 64), "no ONNX file"),
-        (b"\x08" + b"\x80" * 10 + b"\x01", "no ONNX file"),
+        (written(1, 1 << 64), "not an ONNX file"),
+        (b"\x08" + b"\x80" * 10 + b"\x01", "not an ONNX file"),
     ],
 )
 def test_what_readers_may_differ_on_is_refused(mlp_sample: Any, field: bytes, said: str) -> None:

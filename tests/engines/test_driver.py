@@ -246,7 +246,7 @@ class Again(Opening):
 
 def without(only: str, by: str) -> str:
     return (
-        f"spent: {', '.join(by)} said that only {', '.join(only)} may repeat this round, having helped to open a "
+        f"spent: {', '.join(by)} reported that only {', '.join(only)} may repeat this round, having helped to open a "
         "sum of theirs"
     )
 
@@ -462,8 +462,8 @@ def test_a_silo_that_names_an_impossible_set_is_malformed_and_costs_the_round_on
     assert server.sums == [11111, 11011, 11111]
     assert [cohort for _, cohort in server.setups] == [tuple("abcde"), tuple("abde"), tuple("abcde")]
     said = (
-        "malformed: it names silos that alone may repeat this round; expected at least 2 of the round, itself among "
-        f"them, got {list(named)}; if others took part before, bring them back, or allow sums "
+        f"malformed: it reports that only {list(named)} may repeat this round; expected at least 2 silos of the round, "
+        f"itself among them; if others took part before, bring them back, or allow sums "
         "over other sets at each silo ([privacy] repeat-whole-rows)"
     )
     assert [end.dropped for end in ends] == [[], [DroppedSilo(2, "c", said)], []]
@@ -604,7 +604,7 @@ def test_whole_rows_wait_for_the_same_silos_and_then_fail_by_name() -> None:
         return Driver(ToyServer(), list(clients), "run", Waiting(clients, Codec(SCHEMA)), 2)
 
     for _ in range(2):
-        with pytest.raises(RunFailed, match=r"round 2 can only be repeated .* as before, a, b, c: .* missing: c;"):
+        with pytest.raises(RunFailed, match=r"round 2 can only be repeated .* as before, a, b, c, .* missing: c;"):
             list(driver().rounds(1, 2))
     assert waited[0] == (["c"], 1)
     assert len(waited) > 2

@@ -86,5 +86,5 @@ def test_a_resumed_run_ends_where_its_budget_did(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("settings", [{"dp_noise": None, "dp_clip": None}, {"dp_noise": 0.0}])
 def test_a_budget_without_noise_is_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ParameterError, match="dp-epsilon bounds what noise leaves, and dp-noise is not given"):
+    with pytest.raises(ParameterError, match="dp-epsilon needs dp-noise, which is not set"):
         made(dp_epsilon=1.0, **settings)

@@ -185,7 +185,7 @@ def test_a_silo_counts_only_columns_whose_median_is_filled_in_within_their_range
         {"high": np.array([20.0])},
     ):
         message = AskHistogram(stamp=Stamp("run", 1, 0), encoding={}, **(asked | change))  # type: ignore[arg-type]
-        with pytest.raises(PeerError, match="a statistic that the run's settings ask for"):
+        with pytest.raises(PeerError, match="a statistic of the run's settings"):
             silo.rows.answer(message, silo.contributor, silo.model)
 
 
@@ -203,7 +203,7 @@ def test_a_silo_with_another_schema_of_its_table_refuses() -> None:
     house.enrolment._table = "another"
     aborted = house.setup()
     assert aborted is not None
-    assert "reads tables by another schema than this silo" in aborted.missing["silo-1"].detail
+    assert "the schemas of the server and of this silo differ" in aborted.missing["silo-1"].detail
 
 
 def test_what_the_server_receives_is_masked() -> None:

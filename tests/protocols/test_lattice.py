@@ -79,7 +79,7 @@ def test_a_ring_too_coarse_or_too_fine_for_whole_steps_is_refused() -> None:
     weight, found = {MOST_WEIGHT: 1 << 40}, Lattice.of(PRIVACY, 100)
     assert found.step == 2.0**-11
     found.check({"w": 11, "b": 30} | weight, LOT)
-    with pytest.raises(ParameterError, match=r"of steps of 0\.000488, and sums are rounded to 0\.000977, which would"):
+    with pytest.raises(ParameterError, match=r"has steps of 0\.000488, but sums are rounded to 0\.000977, which would"):
         found.check({"w": 20, "b": 10} | weight, LOT)
     with pytest.raises(ParameterError, match=r"need more of such steps than are added exactly; set a higher"):
         found.check({"w": 48} | weight, LOT)

@@ -101,5 +101,5 @@ def test_a_density_that_no_rows_have_is_taken_as_the_nearest_that_can_be(told: f
 
 
 def test_class_weights_that_fixed_point_cannot_tell_from_0_are_refused() -> None:
-    with pytest.raises(ParameterError, match="give weights that the sum's fixed point can tell from 0"):
+    with pytest.raises(ParameterError, match="set weights that the sum's fixed point can distinguish from 0"):
         usable_density(0.0, 1e-3, (1e-4, 1.0))

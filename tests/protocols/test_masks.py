@@ -196,7 +196,7 @@ def refused(y: Any, protocol: Any = None, other: Any = None, model: nn.Module | 
         ({"y": mask(5)}, "targets have 25 entries a row, and outputs are"),
         ({"y": mask(), "other": mask(5)}, "masks have 25 and 36 positions at different silos"),
         ({"y": mask(), "other": np.zeros(ROWS)}, "masks have 0 and 36 positions"),
-        ({"y": mask(most=4)}, "expected classes 0 to 2 in masks, .* got 3; where a position does not count, say -1"),
+        ({"y": mask(most=4)}, "masks have class 3; expected 0 to 2, .*; set -1 where a position does not count"),
         ({"y": mask(), "model": nn.Sequential(nn.Flatten(), nn.Linear(36, 108))}, r"outputs are \[2, 108\]"),
         ({"y": mask(), "augment": True}, "augment = \"crop-flip\": masks would not change with it"),
         ({"y": mask(), "standardise_targets": True}, "standardise-targets = true: masks would not change"),
@@ -211,7 +211,9 @@ def test_masks_that_do_not_fit_are_refused(given: dict[str, Any], said: str) -> 
 
 def test_a_head_that_gives_patches_takes_no_masks_under_pbpfl() -> None:
     whole = nn.Sequential(nn.Flatten(), nn.Linear(36, 108), nn.Unflatten(1, (6, 6, 3)))
-    with pytest.raises(ParameterError, match="masks have 36 positions, and the model's last linear layer gives 108 nu"):
+    with pytest.raises(
+        ParameterError, match="masks have 36 positions, but the model's last linear layer has 108 outputs"
+    ):
         refused(mask(), PBPFL(), model=whole)
 
 

@@ -181,7 +181,7 @@ def test_a_schema_that_names_no_group_is_refused() -> None:
         (FedSGD, {"dp_unit": None}, "belong together"),
         (FedSGD, {"dp_unit": "silo", "dp_group_rows": None}, "noise hides one row or one group here"),
         (FedAvg, {}, "noise hides one silo here"),
-        (FedSGD, {"dp_noise": None, "dp_clip": None}, "dp-noise is not given"),
+        (FedSGD, {"dp_noise": None, "dp_clip": None}, "needs dp-noise, which is not set"),
     ],
 )
 def test_units_that_a_protocol_cannot_hide_are_refused(kind: Any, settings: dict[str, Any], said: str) -> None:

@@ -148,7 +148,7 @@ def test_a_silo_answers_one_list() -> None:
     for attempt in range(2):
         assert compared(asked_of("bert", "carl", attempt=attempt), own, answers).stamp.attempt == attempt
     for other in (asked_of("anna"), asked_of("bert"), replace(asked_of("bert", "carl"), key=bytes(32))):
-        with pytest.raises(PeerError, match="one list of test rows, was asked of another"):
+        with pytest.raises(PeerError, match="one list of test rows, but was sent another"):
             compared(other, own, answers)
     compared(asked_of("bert", "carl"), own, answers)
     compared(asked_of("bert", run="another"), own, answers)  # where a run is one process, each has its list
@@ -204,7 +204,7 @@ def test_every_kind_of_silo_refuses_a_second_list(
     silos = [Silo(name, x, y, groups=people(*[f"{name}{n // 2}" for n in range(6)])) for name in ("north", "south")]
     made = Federation(nn.Linear(3, 2), silos, protocol, engine=engine, batch_size=2)
     others = Federation.of(made.spec, made.model, RunRows(silos, (x, y), tested=Subjects(groups=people(*["west"] * 6))))
-    with pytest.raises((ParameterError, MisuseError, RunFailed), match="one list of test rows, was asked"):
+    with pytest.raises((ParameterError, MisuseError, RunFailed), match="one list of test rows, but was sent"):
         others.train(1)
 
 

@@ -200,7 +200,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "yes": (lambda model, rows: (model, True), "expected a number of rows from 1 to 8"),
     "a tensor less": (_without_one, "the weights lack `"),
     "other shapes": (_other_shapes, "of shape"),
-    "words": (_words, "is no array of numbers"),
+    "words": (_words, "is not an array of numbers"),
     "integers": (_integers, "of float64, got int8; return the weights as they train"),
     "not finite": (_nan, "has NaN or infinity"),
 }
@@ -368,7 +368,7 @@ def test_fedprox_refuses_a_loop_that_it_cannot_pull() -> None:
     def other(model: nn.Module, x: Tensor, y: Tensor, number: int) -> Any:
         return epochs(nn.Sequential(nn.Linear(4, 3)).double(), x, y, number)
 
-    with pytest.raises(ParameterError, match=r"computed no gradient of the model .* mu of fedprox pulled nothing"):
+    with pytest.raises(ParameterError, match=r"computed no gradient of the model .* mu of fedprox had no effect"):
         Federation(network(), silos(), FedProx(loss="cross-entropy", mu=MU, fit=other), dtype="float64").train(
             2, progress=False
         )

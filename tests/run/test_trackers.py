@@ -214,7 +214,7 @@ def test_tensorboard_needs_a_folder(tmp_path: Path, caplog: pytest.LogCaptureFix
     pytest.importorskip("tensorboard")
     with caplog.at_level(logging.ERROR):
         result = federation_of("fedsgd").train(1, 7, trackers=["tensorboard"], progress=False)
-    assert any("give partial(tensorboard, folder=..)" in one for one in result.record["warnings"])
+    assert any("pass partial(tensorboard, folder=..)" in one for one in result.record["warnings"])
     federation_of("fedsgd").train(1, 7, trackers=[partial(tensorboard, folder=tmp_path / "events")], progress=False)
     assert any((tmp_path / "events").iterdir())
 

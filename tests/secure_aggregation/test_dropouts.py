@@ -308,7 +308,7 @@ def test_a_late_upload_is_never_unmasked(roster: bool, made_shares: dict[bytes, 
     assert set(uploads) == set(names)  # the server has the late upload and its seals
     for name in set(names) - {"s02"}:
         for asked in (Survivors(stamp=now, survivors=tuple(names)), unmask_of(name, names, uploads)):
-            with pytest.raises(MisuseError, match="were given out before"):
+            with pytest.raises(MisuseError, match="were sent before"):
                 silos[name](asked)
 
 

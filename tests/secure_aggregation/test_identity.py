@@ -179,7 +179,7 @@ def test_nothing_is_overwritten(tmp_path: Path, there: str, link: bool) -> None:
         (tmp_path / there).symlink_to(tmp_path / "elsewhere")
     else:
         (tmp_path / there).write_text("mine")
-    with pytest.raises(ParameterError, match=rf"{there} is there already, and a key is never overwritten; choose"):
+    with pytest.raises(ParameterError, match=rf"{there} exists already, and a key is never overwritten; choose"):
         Identity.fresh().save(tmp_path)
     assert os.listdir(tmp_path) == [there]
     assert link or (tmp_path / there).read_text() == "mine"
@@ -238,7 +238,7 @@ def test_keys_that_cannot_be_read(folder: Path, tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
     assert (
         refused(nowhere)
-        == f"the key file {nowhere} cannot be read (No such file or directory); give the path of one that can"
+        == f"the key file {nowhere} cannot be read (No such file or directory); name one that can be read"
     )
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     (tmp_path / "binary").chmod(0o600)
@@ -362,7 +362,7 @@ BAD: Mapping[str, tuple[str, str]] = {
     "a private key of the server": (entry("a", A) + f'[server]\nkey = "{GOOD_LINE[:-1]}"\n', "has a private key in it"),
     "a silo that could play the server": (
         entry("a", A) + server(A),
-        r"\[server\] has the key of \[\[silo\]\] a, which could then play the server; give each its own",
+        r"\[server\] has the key of \[\[silo\]\] a, which could then pose as the server; set each one's own",
     ),
     "empty": ("", r"expected a \[\[silo\]\] for each silo, got none; add one"),
     "a list of none": ("silo = []", r"expected a \[\[silo\]\] for each silo, got none"),
@@ -384,11 +384,11 @@ BAD: Mapping[str, tuple[str, str]] = {
     "a number for a name": ("[[silo]]\nname = 3\n", r"number 1: name: expected a string .* got something else"),
     "a number for a key": ('[[silo]]\nname = "a"\nkey = 3\n', r"'a': key: expected a string .* got something else"),
     "a list for an engine name": (entry("a", A) + "engine-name = []", r"'a': engine-name: expected a string"),
-    "a name twice": (entry("a", A) + entry("a", B), r"\[\[silo\]\] 'a': expected each name once, got it twice; give"),
-    "a key twice": (entry("a", A) + entry("b", A), r"\[\[silo\]\] a and b have the same key; give each its own"),
+    "a name twice": (entry("a", A) + entry("a", B), r"\[\[silo\]\] 'a': expected each name once, got it twice; rename"),
+    "a key twice": (entry("a", A) + entry("b", A), r"\[\[silo\]\] a and b have the same key; set each one's own"),
     "an engine name twice": (
         entry("a", A, "site") + entry("b", B, "site"),
-        r"\[\[silo\]\] a and b have the same engine-name; give each its own",
+        r"\[\[silo\]\] a and b have the same engine-name; set each one's own",
     ),
     "another's name in the engine": (entry("a", A, "b") + entry("b", B), r"a and b have the same engine-name"),
     "an empty name": (entry("", A), r"'': name: expected 1 to 64 letters, .* got ''; choose another"),
@@ -404,7 +404,7 @@ BAD: Mapping[str, tuple[str, str]] = {
     "no point": (entry("a", bytes.fromhex(BAD_KEYS["no_point"][0])), r"'a': key: .* got bytes that are no point"),
     "a private key": (entry("a", GOOD_LINE[:-1]), r"has a private key in it; put `moretta-public-1 \.\.\.` there and"),
     "a private key's bytes": (entry("a", SECRET_TEXT), r"'a': key: .* got 44 other characters"),
-    "latin": ("\udcff", r"cannot be read \(it is not text in UTF-8\); give"),
+    "latin": ("\udcff", r"cannot be read \(it is not text in UTF-8\); name"),
 }  # fmt: skip
 
 

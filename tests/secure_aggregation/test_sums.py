@@ -146,7 +146,7 @@ def test_misuse(scheme: str) -> None:
 def test_unknown_schemes_are_named() -> None:
     for make in (lambda: aggregator("shamir"), lambda: contributor("shamir", "a")):
         with pytest.raises(
-            ParameterError, match='scheme = "shamir" is not there; expected one of pairwise, additive-shares, none'
+            ParameterError, match='scheme = "shamir" is unknown; expected one of pairwise, additive-shares, none'
         ):
             make()
     with pytest.raises(ParameterError, match="ring-bits = 48"):

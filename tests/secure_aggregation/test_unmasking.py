@@ -156,7 +156,7 @@ def test_no_key_of_a_pair_is_given_once_its_shares_are() -> None:
     stage = room()
     stage.unmask("a", NAMES)
     for asked in (LEFT, NAMES):
-        with pytest.raises(MisuseError, match="were given out before"):
+        with pytest.raises(MisuseError, match="were sent before"):
             stage.confirm("a", asked)
 
 
@@ -172,7 +172,7 @@ def test_shares_are_given_for_one_ask_and_again_only_for_that_very_one() -> None
         {"sealed": good.sealed[SEALED_BYTES:] + good.sealed[:SEALED_BYTES]},
         {"digests": good.digests[DIGEST_BYTES:] + good.digests[:DIGEST_BYTES]},
     ):
-        with pytest.raises(MisuseError, match="given for one ask"):
+        with pytest.raises(MisuseError, match="expected one request for them"):
             stage.silos["a"](replace(asked, **change))
     for when in ({"take": 1}, {"attempt": 1}, {"round": 2}):
         with pytest.raises(PeerError, match="expected to unmask the upload of round 1, attempt 0"):

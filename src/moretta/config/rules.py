@@ -104,7 +104,7 @@ KEYS_MISSING = SettingRule(
         s.secure_aggregation.roster is not None and s.secure_aggregation.identity is None and {"keys": '"keys/{silo}"'}
     ),
     "{secure_aggregation.roster} and {secure_aggregation.identity} belong together: who the silos are, and where each "
-    "one's own key is, for example {secure_aggregation.identity} = {keys}; give both or none",
+    "one's own key is, for example {secure_aggregation.identity} = {keys}; set both, or neither",
 )
 # On one machine only the rows show whether targets are classes (`moretta.run.inputs.check_training`).
 SCALED_CLASSES = SettingRule(
@@ -156,8 +156,8 @@ RULES: tuple[SettingRule, ...] = (
     ),
     SettingRule(
         lambda s: _flare(s) != s.data.at_sites,
-        '{engine.name:="flare"} and {data.source:="sites"} belong together: where silos are on machines of their '
-        "own, each one's silo.toml names its rows, and a run file never does; got {engine.name:=} and {data.source:=}",
+        '{engine.name:="flare"} and {data.source:="sites"} belong together, because each site names its rows in its '
+        "own silo.toml; got {engine.name:=} and {data.source:=}: set both, or neither",
     ),
     SettingRule(
         lambda s: _flare(s) and s.secure_aggregation.identity is not None,
@@ -206,8 +206,8 @@ RULES: tuple[SettingRule, ...] = (
     ),
     SettingRule(
         lambda s: s.table is None and s.data.in_files,
-        "{data.source:=} needs schema, which says what the columns of all files mean (moretta schema init FILE "
-        "proposes one)",
+        "{data.source:=} needs schema, which describes the columns of all files (moretta schema init FILE proposes "
+        "one)",
     ),
     SettingRule(
         lambda s: (
@@ -228,21 +228,21 @@ RULES: tuple[SettingRule, ...] = (
         lambda s: (
             s.table is None and (s.data.at_sites or s.data.source == PYTHON) and s.data.missing not in ("error", "mean")
         ),
-        '{data.missing:=} needs a schema here, which says of which columns; give one, or {data.missing:="mean"}',
+        '{data.missing:=} needs a schema here, which names the columns; add one, or set {data.missing:="mean"}',
     ),
     SCALED_CLASSES,
     # The sums, and the number of their silos.
     SettingRule(
         lambda s: s.data.partition == "same-rows" and s.protocol.privacy is not None,
-        "{data.partition:=} gives every silo the same rows, and epsilon is of rows that one silo has; remove it, or "
+        "{data.partition:=} has the same rows at every silo, but epsilon is of rows that one silo has; remove it, or "
         "{protocol.dp_noise} and {protocol.dp_clip}",
     ),
     SettingRule(
         lambda s: (
             getattr(s.protocol, "dp_unit", None) == "group" and s.table is not None and s.table.name_of("group") is None
         ),
-        'the schema has no column with kind = "group", and {protocol.dp_unit:=} hides all rows of one; give one, or '
-        '{protocol.dp_unit:="row"}',
+        'the schema has no column with kind = "group", and {protocol.dp_unit:=} hides all rows of one; add one, or '
+        'set {protocol.dp_unit:="row"}',
     ),
     SettingRule(
         lambda s: _sums(s) and s.secure_aggregation.ring_bits < _entry(s).ring_bits and {"bits": _entry(s).ring_bits},
@@ -252,7 +252,7 @@ RULES: tuple[SettingRule, ...] = (
     # Counts and scores of rows, beside training.
     SettingRule(
         lambda s: s.run.early_stopping is not None and not has_validation(s.data),
-        "{run.early_stopping} needs rows to validate on; give {data.validation_fraction}, for example 0.1",
+        "{run.early_stopping} needs rows to validate on; set {data.validation_fraction}, for example 0.1",
     ),
     SettingRule(
         lambda s: (
@@ -299,7 +299,7 @@ RULES: tuple[SettingRule, ...] = (
     SettingRule(
         lambda s: s.data.score_at_silos == TABLES_TOO and not (_entry(s).common_model and _entry(s).summed),
         "{data.score_at_silos:=} is of one model that all silos score, and {protocol.name:v} has a model for each; "
-        "give true",
+        "set true",
     ),
     SettingRule(
         lambda s: (
@@ -315,7 +315,7 @@ RULES: tuple[SettingRule, ...] = (
 OF_PLAYING: tuple[SettingRule, ...] = (
     SettingRule(
         lambda s: s.secure_aggregation.least > s.data.silos > 1,
-        "{secure_aggregation.min_survivors:=}, and {data.silos} is {data.silos:v}; give at most as many",
+        "{secure_aggregation.min_survivors:=}, but {data.silos} is {data.silos:v}; set at most as many",
     ),
     SettingRule(
         lambda s: _sums(s) and s.data.silos == 1,

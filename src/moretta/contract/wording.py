@@ -203,7 +203,7 @@ def unknown_section(name: str, value: object, sections: Mapping[str, Iterable[st
     if not isinstance(value, dict):
         home = next((section for section, keys in sections.items() if name in keys), None)
         hint = f"put it under [{home}]" if home else f"put it under one of {_headers(sections)}"
-        return f"the key {name} stands before any section; {hint}"
+        return f"the key {name} comes before any section; {hint}"
     close = nearest(name, sections)
     return f"the section [{name}] is not known; " + (
         f"did you mean [{close}]?" if close else f"the sections are {_headers(sections)}"

@@ -110,7 +110,7 @@ def read_request(data: bytes, now: datetime) -> Request:
         text = attributes[0].value.decode() if attributes[0].oid == AttributeOID.UNSTRUCTURED_NAME else ""
         made = datetime.strptime(text, f"{_MADE}%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     except ValueError:
-        raise ParameterError(f"the request does not say when it was made: {_REMEDY}") from None
+        raise ParameterError(f"the request has no time at which it was made: {_REMEDY}") from None
     if not -AHEAD < now - made < LASTS:
         raise ParameterError(
             f"the request was made on {made:%Y-%m-%d %H:%M} UTC, and is valid for {LASTS.days} days from then: "
@@ -205,8 +205,8 @@ def sign(
     processes.require()
     if not keys_at_sites(folder):
         raise ParameterError(
-            f"{folder} has no authority to sign by, as only moretta kit new makes one; the kits of moretta serve are "
-            "for trials, and the key of their root is gone"
+            f"{folder} has no authority to sign by; expected a folder of moretta kit new: the kits of moretta serve "
+            "are for trials, and the key of their root is gone"
         )
     authority, manifest = folder / AUTHORITY, load_json(folder / MANIFEST)
     request = read_request(read_small(path), now)
@@ -305,7 +305,7 @@ def request(kit: Path, file: SiloFile, now: datetime) -> tuple[Request, Path]:
     if not NAME.fullmatch(name):
         raise ParameterError(
             f"the site's name in FLARE is {name!r}; expected up to 63 letters, digits, '-' and '_': rename the silo, "
-            "or give it an engine-name in the roster"
+            "or set its engine-name in the roster"
         )
     check_unused(kit, ", and a key is never overwritten: name a new folder")
     key = new_key()
@@ -367,7 +367,7 @@ def _check_server(key: bytes, file: SiloFile, kit: Path, agrees: Callable[[bytes
     pinned, where = kits.pinned(file, kit / "local")
     if pinned and key not in pinned:
         raise ParameterError(
-            f"the reply is signed by {fingerprint(key)}, and {where} pins {' and '.join(map(fingerprint, pinned))}: "
+            f"the reply is signed by {fingerprint(key)}, but {where} pins {' and '.join(map(fingerprint, pinned))}: "
             "another server signed it, or the key has changed; ask the server's operator"
         )
     if not pinned and not agrees(key):

@@ -151,7 +151,7 @@ def memory(size: int, holders: int) -> str:
     """Check that a round fits. size: bytes of the parameters. holders: silos whose uploads are in memory at once."""
     free, needed = free_memory(), size * (COPIES + 2 * holders)  # sent numbers have 8 bytes
     if not size:
-        return f"{_shown(free)} free; give --run to compare with what a model takes"
+        return f"{_shown(free)} free; add --run to compare with what a model takes"
     if free < needed:
         raise ParameterError(
             f"{_shown(free)} free, and this model needs at least {_shown(needed)}; end other programs, or use another "
@@ -205,7 +205,7 @@ def kind_of(kit: Path, with_silo: bool) -> str:
     """Return "server" or "site". with_silo: whether there is a silo.toml too, which only a site has."""
     kind = "server" if kits.is_server(kit) else "site"
     if with_silo and kind == "server":
-        raise ParameterError(f"{kit} is the server's kit, and silo.toml is a site's; give the site's own kit")
+        raise ParameterError(f"{kit} is the server's kit, but silo.toml is a site's; name the site's own kit")
     return kind
 
 
@@ -237,8 +237,8 @@ def patched(kit: Path, silo: Path | None) -> str:
     missing = provisioning.lacks(kit, silo)
     if missing:
         return (
-            f"not yet: moretta serve and join make {len(missing)} changes when they start; for a FLARE that you start "
-            f"yourself run: moretta kit patch {kit}{'' if silo is None else f' --silo {silo}'}"
+            f"lacks {len(missing)} changes, which moretta serve and join make when they start; for a FLARE that you "
+            f"start yourself run: moretta kit patch {kit}{'' if silo is None else f' --silo {silo}'}"
         )
     return "runs Moretta's jobs"
 
@@ -274,7 +274,7 @@ def clock(kit: Path, now: datetime, named: bool) -> str:
     begins, ends = kits.validity_of(kit)
     if now < begins:
         raise ParameterError(
-            f"says {now:%Y-%m-%d %H:%M} UTC, and the kit was made at {begins:%Y-%m-%d %H:%M} UTC; set the clock"
+            f"says {now:%Y-%m-%d %H:%M} UTC, but the kit was made at {begins:%Y-%m-%d %H:%M} UTC; set the clock"
         )
     ahead = server_connection.clock_of_server(kit, TIME) if named else None
     if ahead is None:
@@ -355,7 +355,7 @@ def openable(file: SiloFile) -> str:
         from moretta.data.references import OWN_CODE, resolve
 
         resolve(source, file.base, OWN_CODE)
-        return f"{source} can be imported; give --run to see whether its rows fit"
+        return f"{source} can be imported; add --run to see whether its rows fit"
     path = file.base / source
     try:
         with path.open("rb") as stream:
@@ -364,7 +364,7 @@ def openable(file: SiloFile) -> str:
         raise ParameterError(f"{path} cannot be read ({error.strerror}); correct [data] source") from None
     if not some:
         raise ParameterError(f"{path} is empty; correct [data] source")
-    return f"{path} can be read; give --run to see whether its rows fit"
+    return f"{path} can be read; add --run to see whether its rows fit"
 
 
 def mapped(file: SiloFile) -> str:
@@ -463,8 +463,8 @@ def same_sums(run_file: RunFile, file: SiloFile) -> str:
     if (secure.roster is None) == (file.silo.roster is None) or secure.scheme == "none":
         return f"scheme {secure.scheme}, {'with' if secure.roster is not None else 'without'} a roster"
     if secure.roster is None:
-        return Warned("silo.toml has a roster, and the run has none; have the run name the same one")
-    raise ParameterError("the run has a roster, and silo.toml has none; add roster and identity to [silo]")
+        return Warned("silo.toml has a roster, but the run names none; have the run name the same one")
+    raise ParameterError("the run has a roster, but silo.toml names none; add roster and identity to [silo]")
 
 
 def bytes_of(federation: Federation) -> int:

@@ -39,7 +39,8 @@ def examine(
     """
     if kit is None and silo is None and run is None:
         raise ParameterError(
-            "there is nothing to check: give --kit and --silo at a site, or --run at the server, or all three at a site"
+            "--kit, --silo and --run are missing; set --kit and --silo at a site, --run at the server, or all three "
+            "at a site"
         )
     return list(_results(kit, silo, run, port, now or datetime.now(UTC)))
 

@@ -180,7 +180,7 @@ def _wait_for_server(kit: Path, say: Say) -> None:
             if str(error) != reason:
                 reason = str(error)
                 host, port = kits.address_of(kit)
-                say(f"waiting for {host}:{port}, until it is there or ctrl-c: {reason}")
+                say(f"waiting until {host}:{port} answers, or for ctrl-c: {reason}")
             time.sleep(AGAIN)
         except ParameterError:
             if refused:

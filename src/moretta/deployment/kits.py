@@ -270,13 +270,13 @@ def _check_dates(kit: Path, chain: Sequence[x509.Certificate], now: datetime) ->
         begins, ends = each.not_valid_before_utc, each.not_valid_after_utc
         if now < begins:
             raise ParameterError(
-                f"a certificate of {kit} is valid from {begins:%Y-%m-%d %H:%M} UTC, and not now, because this "
-                f"machine's clock says {now.astimezone(UTC):%Y-%m-%d %H:%M} UTC: set the clock"
+                f"a certificate of {kit} is valid from {begins:%Y-%m-%d %H:%M} UTC, but this machine's clock says "
+                f"{now.astimezone(UTC):%Y-%m-%d %H:%M} UTC: set the clock"
             )
         if now > ends:
             raise ParameterError(
-                f"a certificate of {kit} was valid until {ends:%Y-%m-%d}, and not now ({now:%Y-%m-%d}): get a new kit, "
-                "or set this machine's clock if it is wrong"
+                f"a certificate of {kit} ended at {ends:%Y-%m-%d}, and it is now {now:%Y-%m-%d}: get a new kit, or "
+                "set this machine's clock if it is wrong"
             )
 
 

@@ -70,7 +70,7 @@ def _changes(kit: Path, silo: Path | None, server_key: Sequence[str] = ()) -> tu
     """Return the files of a patch with their content, and a sentence for each change."""
     server, files, local = kits.is_server(kit), Files(), kit / "local"
     if silo is not None and server:
-        raise ParameterError(f"{kit} is the server's kit, which takes no silo.toml: give --silo with a site's kit")
+        raise ParameterError(f"{kit} is the server's kit, which takes no silo.toml: use --silo with a site's kit")
     resources = kits.resources(kit)
     communication, noted = (
         {} if not file.exists() else load_json(file) for file in (local / COMMUNICATION, local / SILO)
@@ -101,7 +101,7 @@ def _changes(kit: Path, silo: Path | None, server_key: Sequence[str] = ()) -> tu
 
 def _own_key(kit: Path, keys: Sequence[str]) -> str:
     if len(keys) > 1:
-        raise ParameterError(f"{kit} is the server's kit, and a server signs by one key; give one --server-key")
+        raise ParameterError(f"{kit} is the server's kit, and a server signs by one key; name one --server-key")
     Identity.load(keys[0])
     return os.path.abspath(keys[0])
 
@@ -247,7 +247,7 @@ def _make(out: Path, manifest: Mapping[str, Any]) -> None:
         raise ParameterError(f"kits need a port of 1 to 65535, got {port}")
     if len(host) > LONGEST_HOST:
         raise ParameterError(
-            f"the host {host} is too long, expected at most {LONGEST_HOST} characters: give it a short alias"
+            f"the host {host} is too long, expected at most {LONGEST_HOST} characters: use a short alias"
         )
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # left by a crash

@@ -104,8 +104,9 @@ def _kits(run_file: RunFile, places: Places, host: str, port: int, names: Sequen
     kits.check_listed(identity, None if path is None else Roster.load(run_file.resolve(path)))
     if made:
         say(
-            f"startup kits are in {places.kits}: hand each site its own, {', '.join(names)}, by a way you trust; they "
-            "are for trials, because their private keys were made here (else: moretta kit new, moretta join --request)"
+            f"startup kits are in {places.kits}; hand each of {', '.join(names)} its own by a way you trust. They are "
+            "for trials only, because their private keys were made here (otherwise: moretta kit new, moretta join "
+            "--request)"
         )
     elif provisioning.keys_at_sites(places.kits):
         if unsigned := [name for name in names if not (places.kits / f"{name}.reply").exists()]:
@@ -115,8 +116,8 @@ def _kits(run_file: RunFile, places: Places, host: str, port: int, names: Sequen
     elif keyless:
         line = public_line(identity.public_key)
         say(
-            f"made {places.kits / KEY_FILE}, by which the server signs from now on; kits handed over before lack its "
-            f"public half, so have each site run: moretta kit patch KIT --server-key '{line}'"
+            f"made {places.kits / KEY_FILE}, by which the server signs from now on. Kits handed over before lack its "
+            f"public half; have each site run: moretta kit patch KIT --server-key '{line}'"
         )
     return kit
 

@@ -335,7 +335,10 @@ def _away(kit: Path, wait: float) -> str:
                 "federation, or set the clocks if they differ (moretta doctor)"
             ) from error
         reason = getattr(error, "reason", None) or error.strerror or "nothing more"
-        return f"{nobody}, as what is there ({at}) does not greet by TLS ({reason}): is that the server's port?"
+        return (
+            f"{nobody}, as the service there ({at}) does not greet by TLS ({reason}); check that this is the server's "
+            "port"
+        )
     return ""
 
 

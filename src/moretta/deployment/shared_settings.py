@@ -187,7 +187,7 @@ def _expected_rows(run_file: RunFile) -> ExpectedRows:
         of_table = ExpectedRows.of_table(table, image=data.image)
         return replace(of_table, inputs=data.shape, mask=masks and masks.shape)
     if data.inputs is None:  # `RunFile` has checked it
-        raise ParameterError("[data] inputs is missing; give the shape of a sample")
+        raise ParameterError("[data] inputs is missing; set it to the shape of a sample")
     tokens, may_lack = data.tokens is True, data.missing != "error"
     expected = ExpectedRows(data.shape, tokens, data.classes, data.outputs, may_lack=may_lack, layout=data.layout)
     return expected if masks is None else replace(expected, classes=None, outputs=masks.classes, mask=masks.shape)
@@ -206,7 +206,7 @@ def _column_parts(run_file: RunFile) -> list[tuple[int, ...]]:
     for part in data.columns:
         if not all(isinstance(column, int) for column in part):
             raise ParameterError(
-                "[data] columns: without a schema columns are given by index from 0, as names are the sites' own"
+                "[data] columns: without a schema expected indices from 0, because names are the sites' own"
             )
         parts.append(tuple(column for column in part if isinstance(column, int)))
     return parts

@@ -99,7 +99,10 @@ def own_keys(run: RunFile, site: SiloFile) -> None:
 def named_silo(run: RunFile, site: SiloFile) -> None:
     """The site is one of the run's silos; so the run's rows are at sites, where each silo.toml places them."""
     if site.silo.name not in run.engine.sites:
-        raise PolicyError(f"[engine] sites lists {', '.join(run.engine.sites):.200}, and not {site.silo.name!r}")
+        raise PolicyError(
+            f"[engine] sites lists {', '.join(run.engine.sites):.200}, but not {site.silo.name!r}; expected this site "
+            "among them"
+        )
 
 
 def known_code(run: RunFile, site: SiloFile) -> None:
@@ -118,7 +121,7 @@ def allowed_protocol(run: RunFile, site: SiloFile) -> None:
     """The protocol is in `[runs] protocols` or, where that is empty, built in; an edge site must support it."""
     allowed, name = site.runs.protocols or tuple(OWN), run.protocol.name
     if name not in allowed:
-        raise PolicyError(f'[protocol] name = "{name}": [runs] protocols of this site\'s silo.toml has no such name')
+        raise PolicyError(f'[protocol] name = "{name}": [runs] protocols in this site\'s silo.toml does not list it')
     if not site.silo.edge:
         return
     with _refusing():
@@ -182,7 +185,7 @@ def above_floors(
     for key, (good, limit, got) in floors.items():
         if not good:
             raise PolicyError(
-                f"[privacy] {key} = {limit} in this site's silo.toml, and the run has less, {got}; raise it in the "
+                f"[privacy] {key} = {limit} in this site's silo.toml, but the run has less, {got}; raise it in the "
                 "run, or lower the floor"
             )
 
@@ -252,7 +255,7 @@ def within_budget(noise: Privacy | None, site: SiloFile) -> None:
     for key, (good, limit, what, got) in bounds.items():
         if not good:
             raise PolicyError(
-                f"[privacy] {key} = {limit} in this site's silo.toml, and {what} {got}; change the run, or the limit "
+                f"[privacy] {key} = {limit} in this site's silo.toml, but {what} {got}; change the run, or the limit "
                 "here"
             )
 
@@ -308,8 +311,8 @@ def masked_under_a_roster(run: RunFile, site: SiloFile) -> None:
     """A site with a roster does not trust the server with uploads, so sums are masked."""
     if site.silo.roster is not None and run.secure_aggregation.scheme == "none":
         raise PolicyError(
-            'the run has [secure-aggregation] scheme = "none", so the server sees each upload, and this site has a '
-            "roster, so it does not trust the server with them; have the run use another scheme"
+            '[secure-aggregation] scheme = "none" of the run shows each upload to the server, which this site does '
+            "not trust, as it has a roster; have the run use another scheme"
         )
 
 
@@ -357,7 +360,7 @@ def greet(hello: Hello, text: str, run: RunFile, torch: str | None = None, model
     """
     theirs = hello.versions.get("moretta", "another")
     if theirs != __version__:
-        raise PolicyError(f"runs Moretta {__version__}, and the server {theirs}; install the same")
+        raise PolicyError(f"runs Moretta {__version__}, but the server {theirs}; install the same")
     check_job(text, hello.job)
     allowed = sorted({_minor(version) for version in (hello.versions.get("torch", ""), *hello.torch)})
     if torch is not None and _minor(torch) not in allowed:

@@ -194,4 +194,6 @@ class HalfDone:
         try:
             write_atomically(self._path, _pack({**state(), "of": self._of}), mode=0o600)
         except OSError as error:
-            log.warning("%s cannot be written (%s): what is done of the round is not kept", self._path, error.strerror)
+            log.warning(
+                "%s cannot be written (%s), so the work done in this round is not kept", self._path, error.strerror
+            )

@@ -305,9 +305,9 @@ class Driver:
                 claims[silo] = replace(why, spent=self._asked.believed(why.spent))
                 continue
             detail = (
-                f"it names silos that alone may repeat this round; expected at least {self._least} of the round, "
-                f"itself among them, got {list(why.spent.survivors)!r:.200}; if others took part before, bring them "
-                "back, or allow sums over other sets at each silo ([privacy] repeat-whole-rows)"
+                f"it reports that only {list(why.spent.survivors)!r:.200} may repeat this round; expected at least "
+                f"{self._least} silos of the round, itself among them; if others took part before, bring them back, "
+                "or allow sums over other sets at each silo ([privacy] repeat-whole-rows)"
             )
             log.warning("%s: silo `%s` is missing, %s: %s", why.spent.stamp, silo, Reason.MALFORMED, detail)
             claims[silo] = Missing(Reason.MALFORMED, detail)
@@ -328,9 +328,9 @@ def _dropped(number: int, gone: Mapping[str, Missing]) -> list[DroppedSilo]:
 def _only_by(number: int, only: Sequence[str], lost: Mapping[str, Missing]) -> str:
     missing = ", ".join(silo for silo in only if silo in lost)
     return (
-        f"round {number} can only be repeated by the same silos as before, {', '.join(only):.300}: uploads have "
-        f"all rows, and sums over others could be subtracted; missing: {missing:.300}; bring them back, "
-        "or allow it at each silo ([privacy] repeat-whole-rows in silo.toml)"
+        f"round {number} can only be repeated by the same silos as before, {', '.join(only):.300}, because sums of all rows "
+        f"over others could be subtracted; missing: {missing:.300}; bring them back, or allow it at each silo "
+        "([privacy] repeat-whole-rows in silo.toml)"
     )
 
 
@@ -364,7 +364,7 @@ def _way_out(missing: Mapping[str, Missing], left: int) -> str:
     if reasons <= {*AWAY}:
         return "bring the others back"
     if reasons == {Reason.FAILED} and len({why.detail for why in missing.values()}) == 1 and not left:
-        return "each silo says the same, so it is the model or a setting, and no silo's rows: fix that"
+        return "each silo reports the same, so the cause is the model or a setting, and no silo's rows: fix that"
     return "fix what these silos report"
 
 

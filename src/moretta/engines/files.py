@@ -155,15 +155,13 @@ def check_replaced(out: Path, what: str, is_one: Callable[[Path], bool]) -> None
     what: a name for replaceable files, for the error. is_one: returns whether the file is replaceable.
     """
     if out.is_dir():
-        raise ParameterError(f"{out}: expected the name of a file, and a folder is there; name another file")
+        raise ParameterError(f"{out}: expected the name of a file, got a folder; name another file")
     try:
         kept = out.exists() and out.stat().st_size and not is_one(out)
     except OSError as error:
-        raise ParameterError(
-            f"{out} is there already and cannot be read: {error.strerror}; name another file"
-        ) from None
+        raise ParameterError(f"{out} exists already and cannot be read: {error.strerror}; name another file") from None
     if kept:
-        raise ParameterError(f"{out} is there already, and only {what} may be replaced; name another file")
+        raise ParameterError(f"{out} exists already, and only {what} may be replaced; name another file")
 
 
 @contextmanager
@@ -179,7 +177,9 @@ def naming(path: Path) -> Iterator[None]:
 def write_atomically(path: Path, data: bytes | Sequence[bytes | memoryview], mode: int = 0o644) -> None:
     """Write a file, so that a reader or a crash sees all of it or none. mode: permissions from the first byte."""
     if not path.parent.is_dir():
-        raise ParameterError(f"{path} cannot be written: there is no folder {path.parent}; make it, or name another")
+        raise ParameterError(
+            f"{path} cannot be written: the folder {path.parent} does not exist; make it, or name another"
+        )
     partial = path.with_name(f".{path.name}.partial")
     with naming(path):
         partial.unlink(missing_ok=True)  # left by a crash, with permissions of its own

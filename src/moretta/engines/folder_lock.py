@@ -147,8 +147,8 @@ def _end_job(folder: Path, job: str, made: float, how: signal.Signals) -> None:
         return  # it holds the lock, and has not written its name
     if silent < SILENT and (holder["job"] != job or theirs >= made):
         raise ParameterError(
-            f"{folder} is in use by another job of this site (process {pid}), which its server still speaks to: "
-            "another run, or the site has joined twice; wait for its end, or give each silo.toml an out of its own"
+            f"{folder} is in use by another job of this site (process {pid}), which still hears from its server: "
+            "another run, or a second join of the site; wait for its end, or set another out in each silo.toml"
         )
     with suppress(psutil.Error):
         process = psutil.Process(pid)

@@ -178,8 +178,8 @@ class HelpedFile:
             )
         except (OSError, PeerError) as error:
             raise ParameterError(
-                f"{self.path} is damaged ({error}); it says which sums this silo has helped to open, so bring back a "
-                "copy of it, or take part in new runs alone, in another folder"
+                f"{self.path}, the record of the sums that this silo has helped to open, is damaged ({error}); "
+                "restore a copy, or take part in new runs alone, in another folder"
             ) from None
 
 

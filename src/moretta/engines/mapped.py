@@ -36,11 +36,11 @@ def room(length: int) -> memoryview:
         with tempfile.TemporaryFile() as file:  # the mapping keeps it open
             descriptor = file.fileno()
             if hasattr(os, "sysconf") and 2 * descriptor > os.sysconf("SC_OPEN_MAX") > 0:  # half is for other files
-                raise OSError(errno.EMFILE, "half of the files that this process may have open are (ulimit -n)")
+                raise OSError(errno.EMFILE, "half of the files that this process may open are open (ulimit -n)")
             _allocate(descriptor, length)
             return memoryview(mmap.mmap(descriptor, length))
     except OSError as error:
-        log.warning("%d MiB lie in memory, as there is no room for them in a file: %s", length >> 20, error)
+        log.warning("%d MiB are kept in memory and not in a file: %s", length >> 20, error)
         return memoryview(bytearray(length))
 
 

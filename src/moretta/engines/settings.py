@@ -202,10 +202,13 @@ class Engine(Section):
             "{sites}: {site} cannot be the name of a site; expected 1 to 63 letters, digits, dashes and underscores, "
             'and not "server" or "admin"',
         ),
-        SettingRule(lambda e: len(set(e.sites)) < len(e.sites), "{sites} has a name twice; give each site its own"),
+        SettingRule(
+            lambda e: len(set(e.sites)) < len(e.sites),
+            "{sites} has a name twice; expected each name once: rename one site",
+        ),
         SettingRule(
             lambda e: len({site.casefold() for site in e.sites}) < len(e.sites),
-            "{sites}: two names differ by capitals alone; give each site its own",
+            "{sites}: two names differ by capitals alone; rename one site",
         ),
         SettingRule(
             lambda e: e.name == "flare" and e.faults is not None,
@@ -220,7 +223,7 @@ class Engine(Section):
         ),
         SettingRule(
             lambda e: e.name == "flare" and e.edge,
-            '{edge}: with {name:="flare"} a site says so itself, by moretta join --edge',
+            '{edge}: with {name:="flare"} each site sets this itself, by moretta join --edge',
         ),
         *(
             SettingRule(

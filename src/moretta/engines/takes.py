@@ -28,13 +28,13 @@ from moretta.secure_aggregation.unmasking import Unmask
 
 MOST_REPORTS = 3  # the most reports of a spent take by one silo in a round; an honest silo makes fewer
 
-_OFTEN = Missing(Reason.REFUSED, f"it has said more than {MOST_REPORTS} times in this round that the take was spent")
+_OFTEN = Missing(Reason.REFUSED, f"it has reported more than {SAYS} times in this round that the take was spent")
 _BOUND = Missing(
     Reason.REFUSED, "it repeats this round only with the same silos as before, and some of them are missing"
 )
 _ALONE = Missing(
     Reason.REFUSED,
-    "it says that only the same silos as before may repeat this round, and most of the others do not say so",
+    "it reports that only the same silos as before may repeat this round, which most of the others do not report",
 )
 
 
@@ -96,7 +96,7 @@ class RoundTakes:
         """Return the silos of the cohort that may not take part, and why."""
         why = Missing(
             Reason.SPENT,
-            f"{', '.join(self._named_by):.300} said that only {', '.join(self.only):.300} may repeat this round, "
+            f"{', '.join(self._named_by):.300} reported that only {', '.join(self.only):.300} may repeat this round, "
             "having helped to open a sum of theirs",
         )
         excluded = {silo: why for silo in self._cohort if self.only and silo not in self.only}

@@ -113,7 +113,7 @@ def _played(folder: Path, allow_code: bool, federation: str | None = None) -> tu
         settings = read_json(folder / MADE)  # digests of rows and settings show a difference to the audit
         return _made_by(federation), int(settings["rounds"]), int(settings["seed"])
     if federation is not None:
-        raise ParameterError(f"{folder} has a run file, which says what was trained; leave out --federation")
+        raise ParameterError(f"{folder} has a run file, which describes what was trained; leave out --federation")
     run_file = run_files.of_folder(folder)
     consent.check(folder, run_file, allow_code, data=True)
     return federation_of(run_file, folder), run_file.run.rounds, run_file.run.seed
@@ -123,7 +123,7 @@ def _recorded_elsewhere(folder: Path, federation: str | None) -> tuple[Federatio
     if federation is None:
         raise ParameterError("--views needs --federation module:function: what returns the silos, their rows and steps")
     if (folder / "run.toml").exists() or (folder / MADE).exists() or not (folder / "views").is_dir():
-        raise ParameterError(f"{folder}: expected the folder that a mod or filter was given; leave out --views")
+        raise ParameterError(f"{folder}: expected the folder that was passed to a mod or filter; leave out --views")
     with held(folder):
         return *run_folder_of(folder, _made_by(federation)), 0
 
@@ -242,7 +242,7 @@ def _recorded(folder: Path, made: Federation) -> dict[int, list[tuple[str, str, 
     for number, traffic in by_round.items():
         if number == 0:
             raise ParameterError(
-                f"{folder}: round 0 was recorded; the strategy sends no `server-round` to tell rounds by"
+                f"{folder}: round 0 was recorded; the strategy sends no `server-round` to distinguish rounds by"
             )
         if len({message.stamp.run for *_, message in traffic}) > 1:
             raise ParameterError(f"{folder}: round {number} is of several runs; record each into a folder of its own")

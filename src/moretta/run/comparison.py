@@ -98,7 +98,7 @@ def _variant(path: Path, overrides: Sequence[str], text: str) -> tuple[str, RunF
         if not key or not equals or not value:
             raise ParameterError(f"expected KEY=VALUE after the protocol, got {shown(word)}")
         if key in OF_THE_SWEEP:
-            raise ParameterError(f"{key} is what {OF_THE_SWEEP[key]} says; remove it here")
+            raise ParameterError(f"{key} follows from {OF_THE_SWEEP[key]}; remove it here")
         sets.append(word if "." in key else f"protocol.{word}")
     if "protocol.partitions=all" in sets:  # the last value of a key counts
         trial = _changed(path, overrides, [*sets, "protocol.partitions=1"])
@@ -242,6 +242,6 @@ def check_validated(runs: Mapping[str, RunFile]) -> None:
     """Raise `moretta.errors.ParameterError` if one of the runs to choose from has no validation rows."""
     if len(runs) > 1 and not all(rules.has_validation(run_file.data) for run_file in runs.values()):
         raise ParameterError(
-            "[data] validation-fraction is missing, by which a sweep chooses among runs, as test rows are for the "
-            "chosen one; give --set data.validation-fraction=0.2, or name one run alone"
+            "[data] validation-fraction is missing; a sweep chooses among runs by it, as test rows are for the chosen "
+            "one: add --set data.validation-fraction=0.2, or name one run alone"
         )

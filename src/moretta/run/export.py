@@ -52,7 +52,7 @@ def export(folder: Path, out: Path, choice: ModelChoice = ModelChoice()) -> None
     check_ending(out, ".safetensors", ".onnx")
     check_replaced(out, "an earlier export", _is_export)
     if not out.parent.is_dir():
-        raise ParameterError(f"{out}: expected a file in a folder that is there; make {out.parent}")
+        raise ParameterError(f"{out}: expected a file in an existing folder; make {out.parent}")
     if out.suffix.lower() == ".safetensors":
         tensors = trained_model.weights(folder, choice)
         write_atomically(out, save(dict(tensors), metadata={"inputs": json.dumps(read_inputs(folder))}))

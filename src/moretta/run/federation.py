@@ -279,7 +279,8 @@ class Federation:
             labelled += [(f"silo `{silo.name}`: held_out", silo.held_out) for silo in silos if not silo.remote]
         if spec.data.silos_validate and self.validation is not None:
             raise ParameterError(
-                "validation has the server's rows, validation_fraction the silos'; give one of the two"
+                "validation and validation_fraction exclude each other: the first has the server's rows, the second "
+                "the silos'; set one"
             )
         for part, own in labelled:
             if own is not None:

@@ -55,7 +55,7 @@ class ForeignGraph(Graph):
             x = rows.detach().cpu().numpy()
             outputs = self._process.ask({**weights, ROWS: x, AT_ONCE: np.array(at_a_time)}).get(OUTPUTS)
             if outputs is None or outputs.ndim != 2 or len(outputs) != len(x) or outputs.dtype.kind != "f":
-                raise ParameterError("the model's graph gives no outputs, one row for each of these; save it again")
+                raise ParameterError("the model's graph does not return one row of outputs for each row; save it again")
             parts.append(torch.tensor(outputs, device=rows.device))
             weights = {}  # the process keeps them
         return torch.cat(parts)

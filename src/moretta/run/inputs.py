@@ -106,13 +106,13 @@ def refuse_scaled_twice(model: nn.Module, standardise: bool | Sequence[str], *, 
     )
     if targets and any(own):
         raise ParameterError(
-            "standardise_targets = True, and this model came out of a run and gives outputs in the targets' own units; "
-            "to go on from it, give its network, result.raw_model().network, with the settings of that run"
+            "standardise_targets = True, but this model came out of a run, so its outputs are in the targets' own "
+            "units; to go on from it, pass its network, result.raw_model().network, with the settings of that run"
         )
     if standardise and any(isinstance(module, Prepared) or is_standardised(module) for module in model.modules()):
         raise ParameterError(
-            "standardise = True, and this model came out of a run and scales its rows itself, so that they would be "
-            "scaled twice; leave standardise out, and training goes on from where that run was"
+            "standardise = True, but this model came out of a run and scales its rows itself, so they would be scaled "
+            "twice; leave standardise out, and training goes on from where that run was"
         )
 
 
@@ -193,8 +193,8 @@ def count_outputs(
     recurrent = any(isinstance(layer, torch.nn.RNNBase) for layer in clone.modules())
     if recurrent and not torch.allclose(outputs[0], outputs[1], rtol=1e-4, atol=1e-6):  # the two rows are equal
         raise ParameterError(
-            "the model reads the rows of a batch as the steps of one sequence, so that a row's outputs follow from the "
-            "rows before it; give its recurrent layer [rows, steps, columns], with batch_first = True"
+            "the model reads the rows of a batch as the steps of one sequence, so a row's outputs follow from the "
+            "rows before it; pass [rows, steps, columns] to its recurrent layer, with batch_first = True"
         )
     if written:
         raise ParameterError(
@@ -279,10 +279,10 @@ def check_silos(silos: Sequence[Silo], protocol: Training, inputs: RowChecks) ->
                 'not "server"'
             )
         if names[silo.name] > 1:
-            raise ParameterError(f"two silos are called `{silo.name}`; give each its own name")
+            raise ParameterError(f"two silos have the name `{silo.name}`; expected each name once: rename one")
         if folded[silo.name.casefold()] > 1:  # a disk may not distinguish capitals in their files' names
             raise ParameterError(
-                f"silo `{silo.name}`: another silo's name differs from it by capitals alone; give each its own name"
+                f"silo `{silo.name}`: another silo's name differs from it by capitals alone; rename one"
             )
         if silo.fit is not None and (silo.remote or "fit" not in protocol.OWN):
             why = "its rows are on another machine" if silo.remote else f"{protocol.name} has built-in steps alone"
@@ -323,9 +323,9 @@ def _check_grid(silos: Sequence[Silo], protocol: Training) -> None:
             )
         if not silo.row or not silo.columns or silo.x.shape[1:] != (len(silo.columns),):
             raise ParameterError(
-                f"silo `{silo.name}`: expected the name of its row of the grid, and inputs [rows, columns] with "
-                f"the indices of their columns; got row `{silo.row}`, inputs {list(silo.x.shape)} and "
-                f"{len(silo.columns)} columns"
+                f"silo `{silo.name}`: got row `{silo.row}`, inputs {list(silo.x.shape)} and {len(silo.columns)} "
+                "columns; expected the name of its row of the grid, and inputs [rows, columns] with the indices of "
+                "their columns"
             )
     grid_of(silos).check(row_shape(silos)[0])
 
@@ -379,15 +379,17 @@ def check_training(
         targets = next((silo.y for silo in silos if not silo.remote and len(silo.y)), None)
         check_loss(own, outputs, spec.protocol.loss, spec.task, dtype, differentiable=gradients, targets=targets)
     if spec.run.early_stopping is not None and not validated:
-        raise ParameterError("early_stopping needs rows to judge by; give validation=(x, y), or validation_fraction")
+        raise ParameterError("early_stopping needs rows to judge by; set validation=(x, y), or validation_fraction")
     weights = len(spec.protocol.class_weights)
     outputs //= positions_of(silo.y for silo in silos) or 1
     if weights and weights != outputs:
         raise ParameterError(f"class-weights: expected {outputs}, one an output of the model, got {weights}")
     kind, _, number = spec.run.device.partition(":")
-    gpus = torch.cuda.device_count() if kind == "cuda" and torch.cuda.is_available() else 0
-    if kind == "cuda" and int(number or 0) >= gpus:
-        raise ParameterError(f'device = "{spec.run.device}" is not there: this PyTorch finds {gpus} GPUs; use "cpu"')
+    there = torch.cuda.device_count() if kind == "cuda" and torch.cuda.is_available() else 0
+    if kind == "cuda" and int(number or 0) >= there:
+        raise ParameterError(
+            f'device = "{spec.run.device}" is not available: this PyTorch finds {there} GPUs; use "cpu"'
+        )
     if spec.data.varied and silos[0].x.ndim != 4:
         raise ParameterError("augment is for images [rows, channels, height, width]; these inputs have another shape")
     if spec.data.varied == "reflect-crop-flip" and min(silos[0].x.shape[2:]) <= PADDING:
@@ -405,7 +407,7 @@ def doubts(
     if test is not None and (known := _known(test[0], silos)) > len(test[0]) / 2:
         yield (
             f"{known} of {len(test[0])} test rows are among the training rows of the silos, so their scores do not "
-            "show how the model does on new rows; give other test rows"
+            "show how the model does on new rows; use other test rows"
         )
     targets = [silo.y for silo in silos if len(silo.y)]
     if targets and not any(silo.remote for silo in silos) and all((y == targets[0][0]).all() for y in targets):
@@ -420,8 +422,8 @@ def doubts(
     shares = outputs.shape[1] > 1 and bool(((outputs >= 0) & (outputs <= 1)).all())
     if spec.protocol.loss == "cross-entropy" and spec.protocol.own_loss is None and shares:
         yield (
-            "the model's outputs lie between 0 and 1 whatever it reads, as after a softmax or sigmoid, and "
-            "cross-entropy takes their softmax once more, so that it learns little; leave out the last such layer"
+            "all outputs of the model lie between 0 and 1, as after a softmax or sigmoid; cross-entropy takes their "
+            "softmax once more, so it learns little; leave out the last such layer"
         )
     scoring = {"held_out": bool(spec.data.score_at_silos), "validation": spec.data.silos_validate}
     for silo in silos:
@@ -436,7 +438,7 @@ def doubts(
         if 0 < brightest < DARK:
             yield (
                 f"silo `{silo.name}`: its images are nearly black, no pixel is above {brightest:.1g} of 1; for DICOM "
-                "files give [data] window, else scale them"
+                "files set [data] window, else scale them"
             )
 
 

@@ -69,8 +69,8 @@ def check(metrics: Sequence[Metric], outputs: int, task: str, dtype: torch.dtype
     for name in names:
         if not name.isidentifier() or name in BUILT_IN or names.count(name) > 1:
             raise ParameterError(
-                f"metric `{name}`: expected a function with a name of its own, by which its figure is called, and not "
-                "one of the built-in figures; define it by def, and rename it"
+                f"metric `{name}`: expected a function with a name of its own, which names its figure and no built-in "
+                "one; define it by def, and rename it"
             )
     drawn = torch.Generator().manual_seed(0)
     x = torch.randn(ROWS, outputs, generator=drawn, dtype=dtype)

@@ -138,7 +138,7 @@ def last_session(
             "folder by --out"
         )
     if place.round > rounds:
-        raise ParameterError(f"{folder} stands at round {place.round}, past the {rounds} asked for")
+        raise ParameterError(f"{folder} is at round {place.round} already, past the {rounds} asked for")
     return CheckpointId(place.run, place.round, place.session + 1, place.digest), states
 
 

@@ -71,7 +71,7 @@ def predict(
             is a table of this call or of the run. Nothing is written then.
     """
     if not out.parent.is_dir():
-        raise ParameterError(f"{out}: expected an output file in a folder that is there; make {out.parent}")
+        raise ParameterError(f"{out}: expected an output file in an existing folder; make {out.parent}")
     model = trained_model.read(folder, choice)
     check_ending(out, ".npz" if model.mask else ".csv", ".npy")
     tables = [rows, *model.tables]
@@ -108,7 +108,7 @@ def evaluate(
     if by is None:
         return result, rows.left_out
     if not is_table(data.name):
-        raise ParameterError(f"--by {by}: {data} has no columns with names; give a table")
+        raise ParameterError(f"--by {by}: {data} has no columns with names; use a table")
     whole = read_columns(data, source.form)
     kept = np.setdiff1d(np.arange(len(next(iter(whole.values())))), [row - 1 for row in rows.left_out])
     own = {name: column[kept] for name, column in whole.items()}
@@ -143,9 +143,9 @@ def rows_of(source: Source, model: TrainedModel, *, labelled: bool = False) -> t
     if not is_table(path.name):
         raise ParameterError(f"{path}: expected rows to predict in a table (.csv, .parquet, .arrow) or an .npz file")
     if schema is None:
-        raise ParameterError(f"{path}: the run's rows are arrays of shape {list(model.shape)}; give an .npz file")
+        raise ParameterError(f"{path}: the run's rows are arrays of shape {list(model.shape)}; use an .npz file")
     if labelled and schema.target is None:
-        raise ParameterError(f"{path}: the run's rows were arrays; give an .npz file with x and y")
+        raise ParameterError(f"{path}: the run's rows were arrays; use an .npz file with x and y")
     rows = read(source, replace(expected, table=schema), str(path.parent))
     if rows.ids is not None:
         return rows, schema.name_of("id") or ""

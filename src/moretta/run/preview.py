@@ -38,7 +38,7 @@ def look_of_run(run_file: RunFile, least: int = LEAST_SHOWN) -> Look:
     if run_file.data.source == "sites":
         raise ParameterError(
             "the rows of this run are at its sites; look at each one's own file there, or set [data] look = true, by "
-            "which the run tells rows, absent values and classes of all sites together"
+            "which the run counts rows, absent values and classes of all sites together"
         )
     data = run_file.data
     if data.missing == "error" and run_file.table is None and (is_table(data.source) or data.source.endswith(".npz")):
@@ -46,8 +46,8 @@ def look_of_run(run_file: RunFile, least: int = LEAST_SHOWN) -> Look:
     rows = load(run_file.model_copy(update={"data": data}))
     if not _in_one_order(rows.silos):
         raise ParameterError(
-            "the silos' rows are not in one order, so there are no whole rows to look at; look at each file by itself, "
-            "as in: moretta look FILE --schema schema.toml"
+            "the silos' rows are not in one order, so nobody can look at whole rows; look at each file alone, as in: "
+            "moretta look FILE --schema schema.toml"
         )
     held = {"testing": rows.test, "validation": rows.validation}
     return look_at(
@@ -255,7 +255,7 @@ def load(run_file: RunFile) -> Distributed:
     if data.source == "sites":
         raise ParameterError(
             "the rows of this run are at its sites, and none are here; train over many machines by moretta serve and "
-            "join, or give [data] a source that is on this one"
+            "join, or set [data] source to one on this machine"
         )
     if data.in_files and data.partition in GRIDS:
         table, joint = table_of(run_file), getattr(run_file.protocol, "vertical", "joint") == "joint"
@@ -273,5 +273,5 @@ def load(run_file: RunFile) -> Distributed:
 def table_of(run_file: RunFile) -> Schema:
     """Return the schema of a run file that has one."""
     if run_file.table is None:
-        raise ParameterError("[data] schema is missing; name the file that says what columns mean")
+        raise ParameterError("[data] schema is missing; name the file that describes the columns")
     return run_file.table

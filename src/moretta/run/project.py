@@ -144,7 +144,7 @@ def create(folder: Path) -> list[Path]:
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", name):
         raise ParameterError(f"{name!r:.80}: expected a name of 1 to 64 letters, digits, dots, dashes and underscores")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ParameterError(f"{folder} is there already, and not empty; name a new folder, or empty this one")
+        raise ParameterError(f"{folder} exists already and is not empty; name a new folder, or empty this one")
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)
     with naming(folder):
         made = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=folder.absolute().parent))

@@ -156,8 +156,8 @@ def listed(silos: object) -> list[Silo]:
             raise ParameterError(f"silo name {shown(silo.name)}: expected text, 1 to 64 letters and digits")
         if silo.x.ndim < 2:
             raise ParameterError(
-                f"silo `{silo.name}`: x: expected [rows, columns or more], got {list(silo.x.shape)}; of one column "
-                "give x[:, None]"
+                f"silo `{silo.name}`: x: expected [rows, columns or more], got {list(silo.x.shape)}; for one column "
+                "pass x[:, None]"
             )
     return rows
 
@@ -216,7 +216,7 @@ def columns_agreed(silos: Sequence[Silo], value: object, table: Schema | None) -
     bare = next((silo for silo in silos if not silo.names and not silo.remote), None)
     if bare is not None:
         raise ParameterError(
-            f"silo `{bare.name}` has rows without names of columns, and `{framed[0].name}` has a frame; give all as "
+            f"silo `{bare.name}` has rows without names of columns, but `{framed[0].name}` has a frame; pass all as "
             "frames, or all as arrays in one order"
         )
     columns, owner = (names, "feature_names") if names else (framed[0].names, f"`{framed[0].name}`")
@@ -229,7 +229,7 @@ def _check_count(names: Sequence[str], silo: Silo) -> None:
     """Check that there is one distinct name for each column of unnamed arrays."""
     twice = next((name for name in names if list(names).count(name) > 1), None)
     if twice is not None:
-        raise ParameterError(f"feature_names: {twice!r} is there twice; give each column its own name")
+        raise ParameterError(f"feature_names: {twice!r} appears twice; expected each name once: rename one")
     whole = silo.x.ndim == 2 and silo.layout is None and not silo.columns
     if names and whole and len(names) != silo.x.shape[1]:
         raise ParameterError(

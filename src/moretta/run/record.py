@@ -191,7 +191,7 @@ def _warnings_of_secrets(played: PlayedRun) -> Iterator[str]:
     if played.outcome.facts.get("free_scales") == 0.0:
         yield (
             "no scale of this model is free, so silos see its true parameter values but for the head's offset; "
-            "moretta check says why"
+            "moretta check shows why"
         )
     if played.spec.run.insecure_secret_seed is not None:
         yield "every secret of this run follows from insecure-secret-seed; it hides nothing"
@@ -200,7 +200,7 @@ def _warnings_of_secrets(played: PlayedRun) -> Iterator[str]:
         yield 'scheme = "none": sums are in the clear, so the server reads what each silo uploads'
     delta, epsilon = (played.outcome.facts.get(name) for name in ("delta", "epsilon"))
     if isinstance(delta, float) and delta > MOST_DELTA:
-        yield f"delta = {delta:.3g}: with that chance the bound does not hold for a row; give less than 1 in all rows"
+        yield f"delta = {delta:.3g}: with that chance the bound does not hold for a row; set less than 1 in all rows"
     if isinstance(epsilon, float) and epsilon > MOST_EPSILON:
         yield f"epsilon = {epsilon:.3g} bounds nothing that matters: more noise or fewer rounds make it smaller"
 

@@ -220,7 +220,7 @@ class Result:
             raise ParameterError(f'silo = "{silo}": expected a silo with a model of its own; {alternatives}')
         if silo is None and self.models:
             raise ParameterError(
-                f"silo is missing: here each silo has a model of its own ({', '.join(self.models):.200}); say whose, "
+                f"silo is missing: here each silo has a model of its own ({', '.join(self.models):.200}); name one, "
                 f'for example silo="{next(iter(self.models))}"'
             )
         model = self.models[silo] if silo is not None else self.model if true_model else self.released

@@ -110,7 +110,7 @@ def tensorboard(run: TrackedRun, folder: str | Path | None = None) -> Iterator[O
     from torch.utils.tensorboard import SummaryWriter
 
     if folder is None and run.folder is None:
-        raise ParameterError("the run has no folder to write events into; give partial(tensorboard, folder=..)")
+        raise ParameterError("the run has no folder to write events into; pass partial(tensorboard, folder=..)")
     place = Path(str(run.folder), "tensorboard") if folder is None else folder
     with SummaryWriter(str(place), purge_step=run.after + 1) as writer:  # removes rounds that are repeated
 

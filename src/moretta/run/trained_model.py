@@ -120,7 +120,7 @@ class TrainedModel(nn.Module):
             raise ParameterError(f"expected {self.layout or f'one tensor of rows {list(self.shape)}'}, and no others")
         for array in arrays.values() if x is None else [x]:
             if not isinstance(array, Tensor):
-                raise ParameterError(f"expected a tensor; got {kind_of(array)}: give it to predict or predict_proba")
+                raise ParameterError(f"expected a tensor; got {kind_of(array)}: pass it to predict or predict_proba")
         if self.layout is not None or x is None:  # packed as at the silos
             x = torch.cat([array.flatten(1).float() for _, array in sorted(arrays.items())], dim=1)
         if self.expand is not None and self._is_coded(x.shape):
@@ -201,7 +201,7 @@ class TrainedModel(nn.Module):
             numbers = np.array([places.get(str(word), -1) for word in y])
             if wrong := int((numbers < 0).sum()):
                 raise ParameterError(
-                    f"{where}: {wrong} of {len(y)} words are no class; expected {either(map(shown, self.classes))}"
+                    f"{where}: {wrong} of {len(y)} words are not a class; expected {either(map(shown, self.classes))}"
                 )
             return numbers
         labels, inverse = np.unique(y, return_inverse=True)
@@ -212,7 +212,7 @@ class TrainedModel(nn.Module):
         if np.isin(labels, range(len(self.classes))).all():
             raise ParameterError(
                 f"{where}: its numbers may be names of classes or count them from 0, and the classes are called "
-                f"{either(map(shown, self.classes))}; give the names as text"
+                f"{either(map(shown, self.classes))}; pass the names as text"
             )
         return numbers[inverse]
 
@@ -283,7 +283,7 @@ class TrainedModel(nn.Module):
     def _rows(self, x: Any) -> Array:
         """Return rows in a silo's form: numbers, NaN for an absent value."""
         if python_rows.is_dataset(x):
-            raise ParameterError("x: got a Dataset; give its samples alone, as an array")
+            raise ParameterError("x: got a Dataset; pass its samples alone, as an array")
         check_order({"x": x}, "x")
         if self.layout is not None:
             if not isinstance(x, Mapping):
@@ -307,7 +307,9 @@ class TrainedModel(nn.Module):
     def _own_columns(self, names: Sequence[str]) -> Sequence[str]:
         """Return the run's columns. Raises ParameterError if it had no names of columns, or one is missing."""
         if not self.columns:
-            raise ParameterError("x: the run's rows had no names of columns; give an array with them in the same order")
+            raise ParameterError(
+                "x: the run's rows had no names of columns; pass an array with its columns in the same order"
+            )
         for name in self.columns:
             if name not in names:
                 raise ParameterError(f"x: expected a column {name!r}, as the run has; it has {', '.join(names):.200}")
@@ -391,7 +393,7 @@ def _module(
             raise ParameterError(f"{folder} has neither run.toml nor {MADE}, one of which a run leaves; restore it")
         if not source:
             raise ParameterError(
-                f"{folder} is of a run made from Python, which does not say how its model is built; name that by "
+                f"{folder} is of a run made from Python, which does not record how its model is built; name that by "
                 "--model module:function (or a built-in name), or write the model's graph there by Result.save()"
             )
         consent.check_model(folder, source, base, choice.allow_code)

@@ -89,8 +89,8 @@ def check_advert(
         raise PeerError(f"silo `{silo}` is not in the roster; expected one of its {len(roster.keys)} silos")
     if not verify(roster.keys[silo], signature, *_statement(roster, setup, silo, key, committed)):
         raise PeerError(
-            f"the key of silo `{silo}` is not signed for {setup} of this run by the identity that the roster lists; "
-            "it may have been put in its place, be an old one, or the rosters differ"
+            f"the key of silo `{silo}` is not signed for {setup} of this run by its identity in the roster; it may be "
+            "another's or an old one, or the rosters differ"
         )
 
 
@@ -340,7 +340,7 @@ def agree_on_keys(now: Stamp, cohort: Sequence[str], rules: Rules) -> Exchange[C
         if accepted.cohort != agreed.digest:
             raise PeerError(
                 f"`{silo}` has other settings than the server; expected threshold {agreed.plan.threshold}, "
-                f"{agreed.plan.degree or 'all'} neighbours and min-survivors {agreed.min_survivors} there too, and the "
+                f"{agreed.plan.degree or 'all'} neighbours and min-survivors {agreed.min_survivors} at both, and the "
                 "same run file at all sites"
             )
 

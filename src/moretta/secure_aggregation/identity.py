@@ -89,7 +89,7 @@ class Identity:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path in (folder / KEY_FILE, folder / PUBLIC_FILE):
             if os.path.lexists(path):
-                raise ParameterError(f"{path} is there already, and a key is never overwritten; choose another folder")
+                raise ParameterError(f"{path} exists already, and a key is never overwritten; choose another folder")
         if alone and any(folder.iterdir()):
             raise ParameterError(f"{folder} is not empty, and a key lies in a folder of its own; name a new one")
         _create(folder / KEY_FILE, _encode(_SECRET, self._private.private_bytes_raw()), 0o600)
@@ -162,7 +162,7 @@ def parse_server_keys(value: object) -> tuple[bytes, ...]:
     lines = value if isinstance(value, (list, tuple)) else (value,)
     if not 1 <= len(lines) <= SERVER_KEYS or len(set(map(str, lines))) < len(lines):
         raise ParameterError(
-            f"expected one public key of the server, or two different ones while it changes, got {len(lines)}; give "
+            f"expected one public key of the server, or two different ones while it changes, got {len(lines)}; use "
             "what `moretta keys show` prints at the server"
         )
     if not all(isinstance(line, str) for line in lines):
@@ -218,10 +218,10 @@ class Roster:
         for what, values in (("key", self.keys), ("engine-name", names)):
             uses = Counter(values.values())
             if twins := sorted(silo for silo, value in values.items() if uses[value] > 1):
-                raise ParameterError(f"[[silo]] {' and '.join(twins)} have the same {what}; give each its own")
+                raise ParameterError(f"[[silo]] {' and '.join(twins)} have the same {what}; set each one's own")
         if twins := sorted(silo for silo, key in self.keys.items() if key in self.server):
             raise ParameterError(
-                f"[server] has the key of [[silo]] {twins[0]}, which could then play the server; give each its own"
+                f"[server] has the key of [[silo]] {twins[0]}, which could then pose as the server; set each one's own"
             )
 
     @classmethod
@@ -254,7 +254,7 @@ class Roster:
                     got = "something else" if what in entry else "nothing"
                     raise ParameterError(f'{where}{what}: expected a string in quotes, got {got}; add {what} = "..."')
             if silo in keys:
-                raise ParameterError(f"{where}expected each name once, got it twice; give each silo its own")
+                raise ParameterError(f"{where}expected each name once, got it twice; rename one silo")
             try:
                 keys[silo] = parse_public_line(entry["key"])
             except ParameterError as error:
@@ -346,7 +346,7 @@ def _read(path: Path, what: str) -> tuple[str, int]:
             return data.decode(), os.fstat(stream.fileno()).st_mode
     except (OSError, ValueError) as error:  # of a path, or of text
         why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
-        raise ParameterError(f"{what} {path} cannot be read ({why}); give the path of one that can") from None
+        raise ParameterError(f"{what} {path} cannot be read ({why}); name one that can be read") from None
 
 
 def _create(path: Path, line: str, mode: int) -> None:

@@ -111,7 +111,7 @@ class SecretRoot:
 
     def __init__(self, root: bytes) -> None:
         if len(root) != KEY_BYTES:
-            raise ParameterError(f"a secret root has {KEY_BYTES} bytes, not {len(root)}")
+            raise ParameterError(f"secret root: expected {KEY_BYTES} bytes, got {len(root)}")
         self._root = root
 
     @classmethod
@@ -148,7 +148,7 @@ class Keystream:
 
     def __init__(self, key: bytes) -> None:
         if len(key) != KEY_BYTES:
-            raise ParameterError(f"a keystream needs a key of {KEY_BYTES} bytes, not {len(key)}")
+            raise ParameterError(f"keystream key: expected {KEY_BYTES} bytes, got {len(key)}")
         self._cipher = Cipher(algorithms.AES(key[:16]), modes.CTR(key[16:])).encryptor()
 
     def octets(self, count: int) -> NDArray[np.uint8]:

@@ -57,4 +57,4 @@ def _keyed(name: str) -> Scheme:
     for scheme in (PAIRWISE, ADDITIVE):
         if scheme.name == name:
             return scheme
-    raise ParameterError(f'scheme = "{name}" is not there; expected one of {", ".join(SCHEMES)}')
+    raise ParameterError(f'scheme = "{name}" is unknown; expected one of {", ".join(SCHEMES)}')

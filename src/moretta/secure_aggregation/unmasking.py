@@ -222,7 +222,7 @@ def check_confirmation(
     if roster is not None and not (
         silo in roster.keys and verify(roster.keys[silo], signature, *_statement(roster, label, names))
     ):
-        raise PeerError(f"`{silo}` did not sign these survivors of this sum; the server may have told it of others")
+        raise PeerError(f"`{silo}` did not sign these survivors of this sum; the server may have named others to it")
 
 
 def _statement(roster: Roster, label: Label, names: tuple[str, ...]) -> tuple[int | str | bytes, ...]:
@@ -366,7 +366,7 @@ class OpenSum:
         if stamp != self._stamp:
             raise PeerError(f"expected to unmask the upload of {self._stamp}, was asked for {stamp}")
         if self._answered is not None:
-            raise MisuseError(f"{stamp}: the shares of this sum were given out before; they are given for one ask")
+            raise MisuseError(f"{stamp}: the shares of this sum were sent before; expected one request for them")
 
     def _check_survivors(self, names: tuple[str, ...]) -> None:
         me, cohort = self._agreement.me, self._agreement.cohort
@@ -374,8 +374,8 @@ class OpenSum:
             raise PeerError(f"expected survivors of the cohort, got {sorted(strangers)!r:.200}")
         if back := set(names) - set(self._survivors):
             raise PeerError(
-                f"expected {sorted(back)!r:.200} to stay out of this sum, having been given up before; both masks of "
-                "a silo are never given"
+                f"expected {sorted(back)!r:.200} to stay out of this sum, because they were given up before; both "
+                "masks of a silo are never revealed"
             )
         if me not in names:
             raise PeerError(f"`{me}` received its own name among the lost silos; its upload is not to be unmasked")

@@ -209,10 +209,10 @@ def test_an_honest_ask_is_answered_the_same_twice() -> None:
 
 CHANGES: dict[str, tuple[Callable[[Estimate], Estimate], type[Exception], str]] = {
     "another model": (
-        lambda ask: replace(ask, parameter_hash=bytes(32)), PeerError, "parameter hash is not that of these parameters"
+        lambda ask: replace(ask, parameter_hash=bytes(32)), PeerError, "parameter hash does not fit these parameters"
     ),
     "other parameters": (
-        lambda ask: replace(ask, parameters=ask.parameters + np.float32(1)), PeerError, "parameter hash is not that of"
+        lambda ask: replace(ask, parameters=ask.parameters + np.float32(1)), PeerError, "parameter hash does not fit these"
     ),
     "fewer parameters": (
         lambda ask: replace(ask, parameters=ask.parameters[:-1]), PeerError,

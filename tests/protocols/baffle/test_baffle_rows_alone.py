@@ -62,7 +62,7 @@ class Functional(nn.Module):
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (Mixing, "gives a row other outputs beside other rows than alone"),
+        (Mixing, "the model's outputs for a row differ by"),
         (Remembering, "changes running in forward passes"),
         (Functional, "changes mean, variance in forward passes"),
     ],

@@ -131,7 +131,7 @@ def test_a_forward_pass_leaves_the_models_buffers_as_they_are() -> None:
 
 @pytest.mark.parametrize(("settings", "said"), [
     ({"engine": Engine(edge=("silo-1",))}, "edge clients run a few rows at a time.*remove it, or .*batch_statistics"),
-    ({"model": nn.Sequential(nn.Linear(6, 4))}, "which the model has not; remove it"),
+    ({"model": nn.Sequential(nn.Linear(6, 4))}, "which the model lacks; remove it"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_in_one_sentence(settings: dict[str, Any], said: str) -> None:
     chosen: dict[str, Any] = {"model": normalised(), "aggregation": CLEAR} | settings

@@ -227,7 +227,7 @@ def test_who_aligns_with_whom_follows_from_the_row_and_not_from_who_relays() -> 
     for me, peer, onward in wrong:
         with pytest.raises(PeerError, match="the head of the row, to align with each of the others in turn"):
             players[-1].clients[me].answer(Blind(stamp=now, peer=peer, onward=onward))
-    with pytest.raises(PeerError, match="the head of the row, to say which rows are left"):
+    with pytest.raises(PeerError, match="the head of the row, to name the rows that are left"):
         players[-1].clients[second].answer(Narrow(stamp=now, maker=third, kept=np.zeros(40, np.uint8)))
 
 

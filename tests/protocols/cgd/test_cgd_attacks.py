@@ -268,7 +268,7 @@ def test_a_relay_and_a_member_of_the_same_columns_get_no_second_z(later: str) ->
     """The relay keeps round 3's sum from the victim, so that it is behind, and takes what it is handed as D."""
     clients = played(2)
     move = forged(clients[MEMBER], at(NEXT, "columns-2"), 3)
-    with pytest.raises(PeerError, match="z was another before in this take"):
+    with pytest.raises(PeerError, match="z differs from an earlier answer in this take"):
         raw_features(clients, move, LATER[later])
 
 
@@ -286,7 +286,7 @@ def test_a_relay_that_reads_sums_gets_no_second_z(later: str) -> None:
         silos=tuple(sorted(victim._position.groups["columns-2"].members)),
         encoding={},
     )
-    with pytest.raises(PeerError, match="z was another before in this take"):
+    with pytest.raises(PeerError, match="z differs from an earlier answer in this take"):
         raw_features(clients, step, LATER[later])
 
 
@@ -295,7 +295,7 @@ def test_an_earlier_round_does_not_make_room_for_a_second_z(fresh: dict[str, Cli
     first = victim.answer(Forward(stamp=row, fraction_bits=BITS))
     victim.answer(Forward(stamp=dataclasses.replace(row, round=8), fraction_bits=BITS))  # as after a resume
     assert (victim.answer(Forward(stamp=row, fraction_bits=BITS)).words == first.words).all()  # type: ignore[attr-defined]
-    with pytest.raises(PeerError, match="z was another"):
+    with pytest.raises(PeerError, match="z differs from an earlier answer"):
         victim.answer(Forward(stamp=row, fraction_bits=BITS - 1))
 
 
@@ -316,7 +316,7 @@ def test_a_head_takes_one_z_a_take(fresh: dict[str, Client], attempt: int) -> No
     words = fresh[VICTIM].answer(Forward(stamp=again, fraction_bits=BITS)).words.copy()  # type: ignore[attr-defined]
     fresh[HEAD].answer(Join(stamp=again, words=words, fraction_bits=BITS))
     words[0, 0] += np.uint64(1 << BITS)
-    with pytest.raises(PeerError, match="z was another before in this take"):
+    with pytest.raises(PeerError, match="z differs from an earlier answer in this take"):
         fresh[HEAD].answer(Join(stamp=again, words=words, fraction_bits=BITS))
 
 
@@ -481,7 +481,7 @@ def test_a_restarted_participant_gives_no_second_z(tmp_path: Path, take: int) ->
     assert seen_by_the_head(again, row).any()  # the very same is answered: so a resumed run goes on
     again = restarted(tmp_path, old)
     again[VICTIM].answer(chosen_step(again[VICTIM], 2))
-    with pytest.raises(PeerError, match="z was another before in this take"):
+    with pytest.raises(PeerError, match="z differs from an earlier answer in this take"):
         seen_by_the_head(again, dataclasses.replace(row, take=take, attempt=1))
 
 

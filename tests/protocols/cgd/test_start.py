@@ -262,7 +262,7 @@ def test_settings_that_would_change_nothing_are_refused(engine: str) -> None:
     silos = [Silo(name, generator.normal(size=(6, 4)), generator.integers(0, 2, 6)) for name in "abc"]
     linear = nn.Sequential(nn.Linear(4, 2))
     for settings, sentence in (
-        ({"hidden_bias": "shared"}, "is for hidden layers with biases that train, and the model has none"),
+        ({"hidden_bias": "shared"}, "needs hidden layers with biases that train, which the model lacks"),
         ({"batches": "in-order"}, "is for batch_size above 0"),
     ):
         with pytest.raises(ParameterError, match=sentence):

@@ -279,7 +279,7 @@ def test_a_silo_adds_no_noise_that_a_servers_encoding_would_round_away() -> None
     parameters = modules.arrays(model)
     one.upload(model, parameters, NOW, dict.fromkeys(parameters, 11))  # 51 numbers: steps of 2^-11
     with pytest.raises(
-        ParameterError, match=r"of steps of 0\.000488, and sums are rounded to 0\.000977, which would round it away"
+        ParameterError, match=r"has steps of 0\.000488, but sums are rounded to 0\.000977, which would round it away"
     ):
         one.upload(model, parameters, Stamp("run", 2, 0), dict.fromkeys(parameters, 11) | {"0.bias": 10})
 
@@ -459,8 +459,8 @@ class Branches(nn.Module):
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ("dp-noise = 1.0", "dp-noise is given and dp-clip is not; they belong together"),
-        ("dp-clip = 1.0", "dp-clip is given and dp-noise is not; they belong together"),
+        ("dp-noise = 1.0", "dp-noise is set, but dp-clip is not; they belong together"),
+        ("dp-clip = 1.0", "dp-clip is set, but dp-noise is not; they belong together"),
         ("dp-noise = -1.0\ndp-clip = 1.0", r"\[protocol\] dp-noise: expected 0 or more, got -1.0"),
         ("dp-noise = 1.0\ndp-clip = 0.0", r"\[protocol\] dp-clip: expected more than 0, got 0.0"),
         ("dp-noise = 1.0\ndp-clip = 1.0\ndp-delta = 1.0", r"\[protocol\] dp-delta: expected less than 1, got 1.0"),

@@ -189,8 +189,8 @@ def test_a_round_goes_on_without_a_silo_and_counts(kind: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"dp_clip": None}, "dp-noise is given and dp-clip is not"),
-        ({"dp_noise": None}, "dp-clip is given and dp-noise is not"),
+        ({"dp_clip": None}, "dp-noise is set, but dp-clip is not"),
+        ({"dp_noise": None}, "dp-clip is set, but dp-noise is not"),
         ({"dp_delta": 1.0}, "dp_delta: expected less than 1, got 1.0"),
     ],
 )

@@ -697,7 +697,7 @@ def test_a_silo_is_held_to_answers_that_were_traced() -> None:
 
     head = ScalePlan.of(Raises(), padded([5, 3])).head
     assert head.answers == {(False, False), (False, True)}
-    with pytest.raises(ParameterError, match="lead the model another way"):
+    with pytest.raises(ParameterError, match="take another branch of the model"):
         head.run(Asks().double(), padded([5, 3]))
 
 

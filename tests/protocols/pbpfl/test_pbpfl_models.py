@@ -245,7 +245,7 @@ def behind(norm: nn.Module, *, bias: bool) -> nn.Module:
 @pytest.mark.parametrize("loss", ["mse", "cross-entropy"])
 def test_a_head_whose_inputs_add_up_to_0_is_refused_before_a_round(norm: nn.Module, loss: Any) -> None:
     """Alpha is 1e-16 then, and the offset 1e16 times the outputs: 0.40 accuracy where FedSGD has 0.91."""
-    with pytest.raises(UnsupportedModel, match=r"add up to 0 in every row, .* give that layer a bias"):
+    with pytest.raises(UnsupportedModel, match=r"add up to 0 in every row, .* add a bias to that layer"):
         run(behind(norm, bias=False), PBPFL(loss=loss), silos((20, 30), (8,)), 1)
     ours, theirs = (
         run(behind(norm, bias=True), protocol, silos((20, 30), (8,)), 5)

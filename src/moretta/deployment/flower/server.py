@@ -193,8 +193,8 @@ class SumServer:
             return total
         if total.weight >= self._most_weight:
             raise RunFailed(
-                f"all clients' examples together are {self._most_weight} or more, expected fewer; give SecureFedAvg a "
-                "larger most_examples"
+                f"all clients' examples together are {self._most_weight} or more, expected fewer; raise most_examples "
+                "of SecureFedAvg"
             )
         self.total = total
         return Report({})

@@ -240,7 +240,9 @@ class KeepResult(RecordViews):
             raise PolicyError("record_views needs scripts that send whole weights, and this one sends differences")
         file = self._file or SiloFile(silo=SiloSection(name=name))
         if file.silo.name != name:
-            raise PolicyError(f"this site is {name!r} to FLARE, and {file.silo.name!r} in its silo.toml")
+            raise PolicyError(
+                f"this site's name is {name!r} in FLARE, but {file.silo.name!r} in its silo.toml; expected the same"
+            )
         secure = permitted_sums(self.settings, Participation(tuple(silos), len(silos)), file)
         tensors = {WEIGHT + name_of_weight: array for name_of_weight, array in result.weights.items()}
         tensors |= {METRIC + metric: np.asarray(result.metrics[metric]) for metric in metrics}

@@ -266,13 +266,13 @@ class Gate:
         if self._joined is not None and _certificate(self._joined.hello) == _certificate(hello):
             return self._joined
         if hello.key in self._left:
-            raise PeerError("it is of a session in whose place another has begun here: it was replayed")
+            raise PeerError("it is of a session that another has replaced here: it was replayed")
         trust = self._loaded()
         signature = bytes.fromhex(hello.certificate)
         if not any(verify(key, signature, *_certificate(hello)) for key in trust.keys):
             raise PeerError(
-                f"it is of a session that the server's key has not signed (pinned here: "
-                f"{' and '.join(map(fingerprint, trust.keys))}): another plays the server, or its key has changed"
+                "its session is not signed by the server's key (pinned here: "
+                f"{' and '.join(map(fingerprint, trust.keys))}): another poses as the server, or its key has changed"
             )
         seal = _seal(self._exchange, hello.exchange, hello, self.process_id)
         return SiteSession(hello, self.process_id, trust.identity, seal)
@@ -285,7 +285,7 @@ def _record(folder: Path, hello: wire.Hello) -> None:
         kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"session": -1, "key": ""}
         highest, key = int(kept["session"]), str(kept["key"])
     except (OSError, ValueError, KeyError, TypeError):
-        raise PeerError("it may be a replayed one: the record of the run's sessions is damaged") from None
+        raise PeerError("it may be replayed, because the record of the run's sessions is damaged") from None
     if hello.session < highest:
         raise PeerError(
             f"it is of session {hello.session} of the run, and session {highest} has begun: it was replayed"

@@ -118,7 +118,7 @@ class SiteWorker:
         except PeerError as error:
             return self._deny(error)
         except (MorettaError, OSError) as error:  # its keys cannot be loaded, or its session not saved
-            return wire.pack(wire.Refused(sentence=_unfit(error, "cannot tell the server from others")))
+            return wire.pack(wire.Refused(sentence=_unfit(error, "cannot distinguish the server from others")))
         self.last_heard = time.monotonic()
         reply, body = self._reply(request, envelope.body)
         if limit is not None and len(body) > limit:
@@ -244,7 +244,10 @@ class SiteWorker:
         except (Exception, SystemExit) as error:  # noqa: BLE001  # it is logged, and costs the silo only this round
             sentence = _unfit(error, "cannot answer")
             if silo.refused(error):
-                log.error("takes no part until moretta accept: each refusal tells the server something about rows")
+                log.error(
+                    "takes no part until moretta accept, because each refusal reveals something about rows to the "
+                    "server"
+                )
                 with self._changed:
                     self._role, self._entered = None, None  # the next hello is refused
             return _failed("failed", sentence), b""

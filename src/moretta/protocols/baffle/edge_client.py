@@ -41,7 +41,9 @@ def check_packages(needed: Iterable[str]) -> None:
             there = importlib.util.find_spec(package)
         if there is None:
             extra = PACKAGES[package]
-            raise MissingExtra(f"edge clients need {package}, which is not there; run: pip install 'moretta[{extra}]'")
+            raise MissingExtra(
+                f"edge clients need {package}, which is not installed; run: pip install 'moretta[{extra}]'"
+            )
 
 
 def check_tokens(layout: SampleLayout | None, precision: str) -> None:

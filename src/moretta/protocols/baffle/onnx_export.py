@@ -105,7 +105,7 @@ def graph_of(
     if {"x", "outputs"} & layout.shapes.keys():
         raise ParameterError("a trained tensor is named x or outputs, as the graph's own input and output; rename it")
     if blocks and precision != "float32":
-        raise ParameterError(f'perturb = "blocks" moves what layers give out, which {precision} rounds; use float32')
+        raise ParameterError(f'perturb = "blocks" moves the outputs of layers, which {precision} rounds; use float32')
     proto = _exported(model, layout, row_shape, input_dtype)
     if precision == "float32":
         pool_by_products(proto)
@@ -274,7 +274,7 @@ def _round_activations(proto: onnx.ModelProto) -> None:
 def _refuse_control_flow(graph: onnx.GraphProto, precision: str) -> None:
     for node in graph.node:
         if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
-            raise ParameterError(f"{precision} cannot be had of a model with control flow ({node.op_type})")
+            raise ParameterError(f"{precision} is not supported for a model with control flow ({node.op_type})")
 
 
 def _rounding(name: str) -> Iterator[onnx.NodeProto]:

@@ -129,7 +129,7 @@ class BAFFLE(PrivateTraining):
         ),
         SettingRule(
             lambda s: s.engine.edge and s.engine.memory_limit_mib is not None and s.engine.memory_limit_mib < FLOOR_MIB,
-            "{engine.memory_limit_mib:=}: no edge client fits, as ONNX Runtime alone takes some 60 MiB; give 80 or "
+            "{engine.memory_limit_mib:=}: no edge client fits, as ONNX Runtime alone takes some 60 MiB; set 80 or "
             "more, or remove it",
         ),
         SettingRule(
@@ -263,7 +263,7 @@ class BAFFLE(PrivateTraining):
                 "local-epochs and dp-noise"
             )
         if self.checkpoint_minutes is not None and self.local_epochs is None:
-            raise ParameterError("checkpoint-minutes keeps work of local-epochs; remove it, or give those")
+            raise ParameterError("checkpoint-minutes keeps the work of local-epochs; remove it, or set local-epochs")
         if self.local_epochs is not None and self.momentum:
             raise ParameterError(
                 "with local-epochs silos step by themselves, by Adam or by SGD without momentum; remove momentum"

@@ -86,7 +86,7 @@ class Server:
         if not np.isfinite(at).all():
             raise ParameterError(
                 f"the parameters are no longer finite before round {now.round}: training has diverged; lower "
-                f"learning-rate or give clip-norm, or begin {LARGE_TARGETS}"
+                f"learning-rate or set clip-norm, or begin {LARGE_TARGETS}"
             )
         k = self._recipe.most if self._recipe.blocks else self._params.k_of(now.round, self._rounds)
         shapes = self._shapes(k) | {f"{BUFFER}{name}": shape for name, shape in self._statistics.items()}

@@ -155,7 +155,7 @@ def check_model(model: nn.Module, *, by_batch: bool = False) -> None:
     by_batch: BatchNorm may normalise by a batch's own statistics.
     """
     if by_batch and not batch_statistics.layers(model):
-        raise ParameterError("batch-statistics is for BatchNorm in training mode, which the model has not; remove it")
+        raise ParameterError("batch-statistics needs BatchNorm in training mode, which the model lacks; remove it")
     for name, module in model.named_modules():
         place = f"`{name or 'the model'}` ({type(module).__name__})"
         if by_batch and isinstance(module, _BatchNorm):
@@ -226,7 +226,7 @@ def check_rows(forward: TorchForward, at: Array, x: Array, *, several: bool = Tr
         )
     if not np.array_equal(first, second, equal_nan=True):
         raise ParameterError(
-            "the model gives other outputs for the same rows each time, so that losses would differ by chance and not "
+            "the model's outputs for the same rows vary from call to call, so losses would differ by chance and not "
             "by direction; remove what it draws at random"
         )
     if not several:
@@ -235,7 +235,7 @@ def check_rows(forward: TorchForward, at: Array, x: Array, *, several: bool = Tr
     most = np.abs(alone - first).max()
     if most > MIXING * np.abs(first).max():
         raise ParameterError(
-            f"the model gives a row other outputs beside other rows than alone, by {most:.2g}, so that its loss is "
+            f"the model's outputs for a row differ by {most:.2g} where other rows are in the batch, so its loss is "
             "not its own; remove what mixes the rows of a batch"
         )
 

@@ -51,8 +51,8 @@ class CatchingUp:
             self._behind[name] = {member for member, number in far.items() if number < last}
             if far and len(self._behind[name]) == len(far):
                 raise RunFailed(
-                    f"round {now.round}: group `{name}` has stepped by the sum of round {last}, and all who have are "
-                    "missing; the others need D from one of them: bring one back"
+                    f"round {now.round}: all members of group `{name}` that stepped by the sum of round {last} are "
+                    "missing, and the others need D from one of them: bring one back"
                 )
         yield from self._bring_up(now, cohort)
         return None

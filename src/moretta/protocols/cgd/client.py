@@ -327,7 +327,7 @@ class Client:
     def _part_of_z(self, stamp: Stamp) -> Array:
         layers = self._layers
         if layers is None or self._position.head is None:
-            raise MisuseError("was asked for its part of a row's first layer, and has a model of its own")
+            raise MisuseError("was asked for its part of a row's first layer, but has a model of its own")
         self._check_turn(stamp)
         index = self._rows.batches.of_round(*stamp.drawn)
         with self.phase("local_forward"):
@@ -408,8 +408,8 @@ class Client:
         if not whole:
             raise SumSpent(stamp.take + 1, (), False)
         raise PeerError(
-            f"{stamp}: {name} was another before in this take, and all takes of a round of all rows have one; expected "
-            "the same, as from the state that the round started from before"
+            f"{stamp}: {name} differs from an earlier answer in this take, the only one of a round of all rows; "
+            "expected the same, as from the state that the round started from before"
         )
 
     def _hold_z(self, ask: Forward | Join, *others: Array) -> None:
@@ -426,7 +426,7 @@ class Client:
 
     def _score(self, ask: Score, group: str) -> Message:
         if self._module is None:
-            raise MisuseError("was asked for the score of its own model, and its row of the grid runs one together")
+            raise MisuseError("was asked for the score of its own model, but its row of the grid runs one together")
         modules.load(self._module, self.model())
         key = self._group_keys.key(group) if self._blind else None
         agreed, own = (self._agreed[group],), digest_of(self.model())

@@ -127,7 +127,7 @@ class CGD(Training):
                 'cgd has a schedule of its own; remove lr-schedule and first-rate, use schedule = "inverse-square"'
             )
         if self.epoch_rounds != 1:
-            raise ParameterError("epoch-rounds is for settings by epochs, and cgd has none; remove it")
+            raise ParameterError("epoch-rounds is for settings by epochs, which cgd lacks; remove it")
         if self.class_weights:
             raise ParameterError("cgd weighs participants by their rows; remove class-weights")
         if self.schedule == "constant" and (self.mu or self.decay_from):
@@ -135,7 +135,7 @@ class CGD(Training):
         if self.align and self.vertical != "joint":
             raise ParameterError('align is for rows that run one model together; remove it, or use vertical = "joint"')
         if not self.align and (self.align_ids != IDS or self.align_pad_to is not None):
-            raise ParameterError("align-ids and align-pad-to say how rows are aligned; add align = true or remove them")
+            raise ParameterError("align-ids and align-pad-to need align = true; set it, or remove them")
         try:
             IdRules.of(self.align_ids)
         except ParameterError as error:

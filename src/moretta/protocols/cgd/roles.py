@@ -43,7 +43,7 @@ def build(protocol: CGD, setting: Setting) -> Roles:
     """Build CGD's roles, or their simulation where the engine is one."""
     if protocol.hidden_bias == "shared" and not shared_biases(protocol, setting.model):
         raise ParameterError(
-            'hidden-bias = "shared" is for hidden layers with biases that train, and the model has none; remove it'
+            'hidden-bias = "shared" needs hidden layers with biases that train, which the model lacks; remove it'
         )
     return _simulation(protocol, setting) if setting.spec.engine.simulates else _participants(protocol, setting)
 
@@ -75,7 +75,7 @@ def _participants(protocol: CGD, setting: Setting) -> Roles:
     )
     if one_labelled and not grid.is_split:
         raise ParameterError(
-            "[data] standardise-targets: participants of cgd scale by a sum, and here one has all rows; remove it"
+            "[data] standardise-targets: participants of cgd scale by a sum, but here one has all rows; remove it"
         )
     if joint and not protocol.align:
         check_order(setting.silos)

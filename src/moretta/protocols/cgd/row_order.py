@@ -91,7 +91,7 @@ class RowOrder:
             self._keys.membership.check(self._group, [message.peer])
             self._check_turn(message)
         if isinstance(message, Narrow) and message.maker != self._chain[0]:
-            raise PeerError(f"expected `{self._chain[0]}`, the head of the row, to say which rows are left")
+            raise PeerError(f"expected `{self._chain[0]}`, the head of the row, to name the rows that are left")
 
     @property
     def _chain(self) -> Sequence[str]:
@@ -115,7 +115,7 @@ class RowOrder:
         if alignment is not None:
             if self._used is not None and not np.array_equal(alignment.order, self._used.order):
                 raise RowsError(
-                    f"{self._where}: the rows that the holders share are others than this run began with; restore the "
+                    f"{self._where}: the rows that the holders share have changed since this run began; restore the "
                     "ids of all of them, or begin another run"
                 )
             self._take(alignment)

@@ -113,9 +113,9 @@ class Simulation:
             finite = False
         if not finite:
             raise RunFailed(
-                f"round {now.round}: expected finite gradients within the ring's range, got others, so the run has "
-                f"probably diverged; round {now.round - 1} is kept: go on from it with --resume, a lower learning rate "
-                f"or a decaying schedule, or {LARGE_TARGETS}"
+                f"round {now.round}: gradients are not finite or outside the ring's range, so the run has probably "
+                f"diverged; round {now.round - 1} is kept: continue from it by --resume with a lower learning rate or "
+                f"a decaying schedule, or begin {LARGE_TARGETS}"
             )
         if self._params.weight_decay:
             starts = self._mean_start(tuple(counts))

@@ -91,8 +91,8 @@ class Clip:
         if not settled or norm <= MULTIPLE * median:
             return 1.0
         log.warning(
-            "round %d: the silos' sum of %s has norm %.6g, more than %g times the running median of earlier rounds, "
-            "and was clipped to %.6g; some silo has diverged or does not follow the protocol",
+            "round %d: the silos' sum of %s has norm %.6g, more than %g times the running median of earlier rounds. "
+            "It was clipped to %.6g; some silo has diverged or does not follow the protocol",
             number,
             self._what,
             norm,

@@ -109,9 +109,9 @@ class Lattice:
         coarse, fine = math.ldexp(1.0, -min(bits_of.values())), math.ldexp(1.0, -max(bits_of.values()))
         if coarse > self.step:
             raise ParameterError(
-                f"dp-noise: the noise is of steps of {self.step:.3g}, and sums are rounded to {coarse:.3g}, which "
-                "would round it away; give ring-bits = 64 if they are 32, a lower [secure-aggregation] limit, fewer "
-                "rows a round, or a larger dp-clip"
+                f"dp-noise: the noise has steps of {self.step:.3g}, but sums are rounded to {coarse:.3g}, which would "
+                "round it away; set ring-bits = 64 if they are 32, a lower [secure-aggregation] limit, fewer rows a "
+                "round, or a larger dp-clip"
             )
         most = math.ldexp(fine, EXACT_BITS) / self.step
         if most < 2 * lot * self.sensitivity / self.step + self.most:

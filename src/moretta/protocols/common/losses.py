@@ -35,8 +35,8 @@ def usable_density(mean: float, step: float, class_weights: Sequence[float]) -> 
     mean = min(max(mean, min(1.0, *class_weights) - slack), max(1.0, *class_weights) + slack)
     if not (mean > 0 and np.isfinite(mean)):
         raise ParameterError(
-            f"the rows of a round weigh {mean:g} on average by class-weights, and nothing can be divided by that; give "
-            "weights that the sum's fixed point can tell from 0, for example between 0.01 and 100"
+            f"class-weights: the rows of a round weigh {mean:g} on average, by which nothing can be divided; set "
+            "weights that the sum's fixed point can distinguish from 0, for example between 0.01 and 100"
         )
     return mean
 

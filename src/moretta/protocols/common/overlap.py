@@ -105,8 +105,8 @@ def compared(ask: AskApart, own: Subjects, answers: Answers) -> Apart:
     run = ask.stamp.run.rpartition("/")[2]  # without a group that a server names before it
     if not answers.hold(run, COMPARISON, message_digest(ask), lasting=True):
         raise PeerError(
-            "a silo compares its rows with one list of test rows, was asked of another; use the test rows of before, "
-            "or allow one list a run at each site ([privacy] repeat-statistics = true in silo.toml), and begin anew"
+            "a silo compares its rows with one list of test rows, but was sent another; use the earlier test rows, or "
+            "allow one list a run at each site ([privacy] repeat-statistics = true in silo.toml), and begin anew"
         )
     for (what, values), theirs in zip(own.named().items(), (ask.ids, ask.groups), strict=True):
         if values is None or not len(theirs):

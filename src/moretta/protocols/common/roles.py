@@ -210,7 +210,7 @@ def accountant_of(setting: Setting, scheme: str, batch_size: int, statistics: St
         enough = noise_for(float(privacy.most or 0.0), privacy.delta, rate, rounds)
         raise ParameterError(
             f"dp-epsilon = {privacy.most:g} is less than the {made.spent(1):.3g} of one round; for {rounds} rounds "
-            f"give dp-noise = {math.ceil(1000 * enough) / 1000:g} or more, or a larger dp-epsilon"
+            f"set dp-noise = {math.ceil(1000 * enough) / 1000:g} or more, or a larger dp-epsilon"
         )
     return made
 

@@ -93,9 +93,8 @@ def _check_scores(silos: Sequence[Silo]) -> None:
             continue
         if silo.held_out is None:
             raise ParameterError(
-                f"silo `{silo.name}` holds no rows back, on which the run wants models scored ({key}); give "
-                "test-fraction in [data] of its silo.toml, for example 0.2, or a file as test (from Python: Silo "
-                "held_out)"
+                f"silo `{silo.name}` has no held-out rows to score models on ({key}); set test-fraction in [data] of "
+                "its silo.toml, for example 0.2, or a file as test (from Python: Silo held_out)"
             )
         if silo.held_out[0].dtype != silo.x.dtype:
             raise RowsError(
@@ -110,9 +109,9 @@ def check_tables(spec: Specification, outputs: int) -> None:
         return
     key = f'[data] score-at-silos = "{TABLES_TOO}"'
     if spec.task != "classification":
-        raise ParameterError(f"{key} counts rows by class, and targets are numbers here; give true")
+        raise ParameterError(f"{key} counts rows by class, but targets are numbers here; set true")
     if outputs > CONFUSION_UP_TO:
-        raise ParameterError(f"{key} counts up to {CONFUSION_UP_TO} classes, the model has {outputs}; give true")
+        raise ParameterError(f"{key} counts up to {CONFUSION_UP_TO} classes, but the model has {outputs}; set true")
 
 
 @dataclass(frozen=True)
@@ -371,7 +370,7 @@ class Setting:
         if colluding and colluding >= min(least, bears):
             raise ParameterError(
                 f"dp-colluding = {colluding}: expected fewer than {min(least, bears)}, where {least} of {silos} silos "
-                "open a sum; lower it, give a roster, or raise [secure-aggregation] threshold"
+                "open a sum; lower it, set a roster, or raise [secure-aggregation] threshold"
             )
         return privacy.among(silos, least)
 

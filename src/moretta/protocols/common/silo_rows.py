@@ -144,8 +144,7 @@ class TrainingRows:
                     raise PeerError("the server's model has other tensors than the silo's; expected the same")
                 if message.table != self.table:
                     raise PeerError(
-                        "the server reads tables by another schema than this silo, as their digests differ; give both "
-                        "the same"
+                        "the schemas of the server and of this silo differ, as their digests do; set the same at both"
                     )
                 if message.mean.size not in (1, self.x.shape[-1]):
                     raise RowsError(
@@ -163,7 +162,7 @@ class TrainingRows:
         """Return the rows of a question. Raises `moretta.errors.MisuseError` without any."""
         rows = self.validation if isinstance(ask, Validate) else self.held_out
         if rows is None:
-            raise MisuseError("this silo holds no rows back that a model could be scored on")
+            raise MisuseError("this silo has no held-out rows to score a model on")
         return rows
 
     def prepare(self, begin: Begin, statistics: Statistics, *, inputs: bool = True) -> None:

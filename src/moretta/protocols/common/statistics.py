@@ -88,8 +88,8 @@ class Statistics:
             listed, name = ask.what == MAY_LACK and ranges == self.medians != (), _HISTOGRAM
         if not listed:
             raise PeerError(
-                f"expected a statistic that the run's settings ask for, was asked for {name:.100}, or for it of other "
-                "columns or within other ranges; nothing was sent"
+                f"expected a statistic of the run's settings, was asked for {name:.100}, or for it of other columns "
+                "or within other ranges; nothing was sent"
             )
         if not answers.hold(ask.stamp.run, name, center):
             raise PeerError(

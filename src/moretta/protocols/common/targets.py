@@ -56,8 +56,8 @@ def _positions(y: NDArray[np.generic], outputs: int, loss: str, silo: str, dtype
         )
     if (high := int(classes.max())) >= each:
         raise RowsError(
-            f"silo `{silo}`: expected classes 0 to {each - 1} in masks, as the model has {each} outputs at each "
-            f"position, got {high}; where a position does not count, say -1"
+            f"silo `{silo}`: masks have class {high}; expected 0 to {each - 1}, as the model has {each} outputs at "
+            "each position; set -1 where a position does not count"
         )
     hot = np.zeros((*classes.shape, each), dtype)
     np.put_along_axis(hot, classes[..., None], y[..., 1:].astype(dtype), axis=2)
@@ -71,7 +71,7 @@ def _floats(y: NDArray[np.generic], outputs: int, loss: str, silo: str, dtype: D
     if loss == "cross-entropy" and y.ndim == 1:
         raise RowsError(
             f'silo `{silo}`: loss = "cross-entropy" needs classes as whole numbers from 0, or probability rows; got '
-            'one float a row: give y.astype(int) where they are classes, and loss = "mse" where they are numbers'
+            'one float a row: pass y.astype(int) if they are classes, or set loss = "mse" if they are numbers'
         )
     if values.shape[1] != outputs:
         raise RowsError(f"silo `{silo}`: expected {outputs} targets a row, the model's outputs, got {values.shape[1]}")

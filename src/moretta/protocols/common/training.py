@@ -164,9 +164,9 @@ class Training(Section):
         if self.optimizer == "sgd" and self.betas != BETAS:
             raise ParameterError('betas belong to optimizer = "adam"; set it or remove them')
         if (self.lr_schedule == "milestones") != bool(self.milestones):
-            raise ParameterError('milestones and lr-schedule = "milestones" belong together; give both or remove both')
+            raise ParameterError('milestones and lr-schedule = "milestones" belong together; set both, or remove both')
         if not self.milestones and self.milestone_factor != FACTOR:
-            raise ParameterError('milestone-factor belongs to lr-schedule = "milestones"; remove it, or give both')
+            raise ParameterError('milestone-factor belongs to lr-schedule = "milestones"; remove it, or set both')
         if list(self.milestones) != sorted(set(self.milestones)):
             raise ParameterError("milestones: expected numbers of epochs in ascending order, such as [60, 120, 160]")
         return self
@@ -228,11 +228,11 @@ class PrivateTraining(Training):
         if (self.dp_noise is None) != (self.dp_clip is None):
             there, missing = ("dp-clip", "dp-noise") if self.dp_noise is None else ("dp-noise", "dp-clip")
             raise ParameterError(
-                f"{there} is given and {missing} is not; they belong together (the noise has the deviation dp-noise "
-                "times dp-clip): give both, or neither for no differential privacy"
+                f"{there} is set, but {missing} is not; they belong together (the noise has the deviation dp-noise "
+                "times dp-clip): set both, or neither for no differential privacy"
             )
         if self.dp_epsilon is not None and not self.dp_noise:
-            raise ParameterError("dp-epsilon bounds what noise leaves, and dp-noise is not given; give it, above 0")
+            raise ParameterError("dp-epsilon needs dp-noise, which is not set; set it above 0")
         units = ("silo",) if self.steps_at_silos else ("row", "group")
         if self.dp_unit not in (None, *units):
             raise ParameterError(
@@ -242,12 +242,12 @@ class PrivateTraining(Training):
             )
         if (self.dp_unit == "group") != (self.dp_group_rows is not None):
             raise ParameterError(
-                'dp-unit = "group" and dp-group-rows belong together: whose rows are one contribution, and how many of '
-                "them at most; give both, or neither"
+                'dp-unit = "group" and dp-group-rows belong together: whose rows are one contribution, and how many '
+                "of them at most; set both, or neither"
             )
         for key, value in {"dp-unit": self.dp_unit, "dp-colluding": self.dp_colluding}.items():
             if value and not self.privacy:
-                raise ParameterError(f"{key} is about noise, and dp-noise is not given; give it, or remove {key}")
+                raise ParameterError(f"{key} needs dp-noise, which is not set; set it, or remove {key}")
         if self.steps_at_silos:
             return self
         if self.privacy and self.own_loss is not None:

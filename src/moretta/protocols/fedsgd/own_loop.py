@@ -72,7 +72,7 @@ def fitted(
         raise RowsError(f"{where} failed in round {number} with {cause(error)}; fix it") from error
     if pulls and not any(pull_term.added for pull_term in pulls):
         raise RowsError(
-            f"{where} computed no gradient of the model that it was given, so mu of fedprox pulled nothing; train that "
+            f"{where} computed no gradient of the model that it received, so mu of fedprox had no effect; train that "
             "model, or use fedavg"
         )
     weights, rows = _checked(returned, len(y), where)
@@ -133,7 +133,7 @@ def _tensor(weights: Mapping[str, Any], name: str, like: Tensor, where: str) -> 
         weight = torch.as_tensor(weights[name], device=like.device).detach()
         cast = weight.to(like.dtype)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise RowsError(f"{where}: `{name}` is no array of numbers: {cause(error)}") from error
+        raise RowsError(f"{where}: `{name}` is not an array of numbers: {cause(error)}") from error
     if cast.shape != like.shape:
         raise RowsError(f"{where}: expected `{name}` of shape {list(like.shape)}, got {list(cast.shape)}")
     if weight.is_floating_point() != like.is_floating_point():

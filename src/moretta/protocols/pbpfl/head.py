@@ -140,8 +140,8 @@ class Head:
             output = model(*inputs)
         if self.answers and tuple(asked.answers) not in self.answers:
             raise ParameterError(
-                "these rows lead the model another way than those on which its scales were solved, by a branch that "
-                f"follows from their values (answers {asked.answers}); pad rows, or write the branch with torch.where"
+                "these rows take another branch of the model than those for which its scales were solved (answers "
+                f"{asked.answers}); pad rows, or write the branch with torch.where"
             )
         if not self.residual:
             return self.rows(output), None
@@ -163,14 +163,14 @@ def refuse_dense(head: Head, loss: str, positions: int = 0, *, shown: bool = Fal
     """
     if max(head.positions, positions) > 1 and loss != "mse" and not (shown and positions):
         raise ParameterError(
-            f'loss = "{loss}": the model has outputs at {max(head.positions, positions)} positions, and in the '
-            "exchange the server would see the softmax at each: of an image its segmentation; use mse on one-hot "
-            "targets, or another protocol"
+            f'loss = "{loss}": the model has outputs at {max(head.positions, positions)} positions, and the server '
+            "would see the softmax at each: of an image its segmentation; use mse on one-hot targets, or another "
+            "protocol"
         )
     if positions and positions != head.positions:
         raise ParameterError(
-            f"masks have {positions} positions, and the model's last linear layer gives {head.outputs} numbers at "
-            f"{head.positions}; under pbpfl end it in a layer with one output a class at each position, or give "
+            f"masks have {positions} positions, but the model's last linear layer has {head.outputs} outputs at "
+            f"{head.positions}; under pbpfl end it in a layer with one output a class at each position, or use "
             "one-hot rows of floats as targets"
         )
 

@@ -54,8 +54,7 @@ class PBPFL(Training):
             )
         if self.exchange == "ratios" and (self.loss != "cross-entropy" or self.variant != "paper"):
             raise ParameterError(
-                'exchange = "ratios" is how the paper\'s form of cross-entropy asks for a softmax; give loss = '
-                '"cross-entropy" and variant = "paper", or remove it'
+                'exchange = "ratios" needs loss = "cross-entropy" and variant = "paper"; set both, or remove it'
             )
         return self
 

@@ -250,8 +250,8 @@ def _refuse_frozen_head(model: nn.Module, head: Head) -> None:
     frozen = [name for name in whole if name in parts and not parts[name].requires_grad]
     if frozen:
         raise UnsupportedModel(
-            f"`{frozen[0]}` is frozen, and PBPFL needs the gradient of the whole head, by which the server takes its "
-            "offset off; unfreeze it, or freeze layers below the head alone"
+            f"`{frozen[0]}` is frozen, but the server removes PBPFL's offset by the gradient of the whole head; "
+            "unfreeze it, or freeze layers below the head alone"
         )
 
 

@@ -104,7 +104,7 @@ def refuse_non_finite(model: nn.Module, inputs: Sequence[Tensor], trace: Trace) 
     results = ((call.place, copy) for call in calls for copy in call.copies if copy.is_floating_point())
     place = next((place for place, copy in results if (copy.isnan() | copy.isposinf()).any()), "the model")
     raise UnsupportedModel(
-        f"the model's output on the example inputs is not finite (first from {place}): give inputs that it is made for"
+        f"the model's output on the example inputs is not finite (first from {place}): use inputs that it is made for"
     )
 
 
@@ -115,9 +115,8 @@ def refuse_unsteady(model: nn.Module, inputs: Sequence[Tensor], before: Trace) -
         again = model.eval()(*inputs)
     if isinstance(before.output, Tensor) and not close(again, before.output, FORWARD):
         raise UnsupportedModel(
-            "in evaluation the model gives other outputs each time that it reads the same rows: it draws random "
-            "numbers, or counts its runs; draw in training alone, as F.dropout(x, p, self.training) does, and keep no "
-            "count"
+            "in evaluation the model's outputs for the same rows vary: it draws random numbers, or counts its runs; "
+            "draw in training alone, as F.dropout(x, p, self.training) does, and keep no count"
         )
 
 
@@ -170,7 +169,7 @@ def refuse_vanishing_alpha(plan: _Plan, model: nn.Module, inputs: Sequence[Tenso
     if alpha_size(h, bias=head.bias is not None) < least_alpha(h):
         raise UnsupportedModel(
             f"the inputs of the last layer {head.module} add up to 0 in every row, as behind a normalisation without "
-            "weights, so that PBPFL's offset would hide no output; give that layer a bias, or the normalisation weights"
+            "weights; PBPFL's offset would hide no output: add a bias to that layer, or weights to the normalisation"
         )
 
 
@@ -199,7 +198,7 @@ def _agrees(plan: _Plan, model: nn.Module, inputs: Sequence[Tensor]) -> bool:
     true, true_buffers = _train_step(model, parameters, buffers, inputs)
     if not all(bool(gradient.isfinite().all()) for gradient in true.values()):
         raise UnsupportedModel(
-            "the model's gradient on the example inputs is not finite: give inputs that it is made for, or keep it "
+            "the model's gradient on the example inputs is not finite: use inputs that it is made for, or keep it "
             "from the edge of what its operations are defined on (as sqrt at 0)"
         )
     noisy, noisy_buffers = _train_step(model, plan.perturb(parameters, key), plan.perturb(buffers, key), inputs)

@@ -88,14 +88,13 @@ class EdgeSilo:
             if self._settings.memory_limit_mib is None:
                 raise
             raise RowsError(
-                f"memory-limit-mib = {self._settings.memory_limit_mib:g}: the client asked for more memory "
-                f"than it may have, and had {peak_mib():.1f} MiB; give a larger limit, or a smaller k, batch-size or "
-                "model"
+                f"memory-limit-mib = {self._settings.memory_limit_mib:g}: the client asked for more memory than it "
+                f"may have, and had {peak_mib():.1f} MiB; set a larger limit, or a smaller k, batch-size or model"
             ) from None
         limit, peak = self._settings.memory_limit_mib, peak_mib()
         if limit is not None and peak > limit and self._forward is not None:  # earlier the need is unknown
             raise RowsError(
-                f"memory-limit-mib = {limit:g}: the client has taken {peak:.1f} MiB; give at least "
+                f"memory-limit-mib = {limit:g}: the client has taken {peak:.1f} MiB; set at least "
                 f"{math.ceil(peak) + 1}, or a smaller micro-batch, k or batch-size"
             )
         return answer
@@ -203,8 +202,8 @@ def fit(
     if (most := peak_mib()) > limit_mib:
         needed = math.ceil(most)
         raise RowsError(
-            f"memory-limit-mib = {limit_mib:g}: the client needs at least {needed} MiB for one row at a time{besides}; "
-            f"give at least {needed + 1}"
+            f"memory-limit-mib = {limit_mib:g}: the client needs at least {needed} MiB for one row at a "
+            f"time{besides}; set at least {needed + 1}"
         )
     rows, slope = 1, peaks[1] - peaks[0]  # MiB per row
     while (more := min(rows, len(x) - rows)) and peaks[-1] + SPARE * slope * more <= limit_mib - 1:

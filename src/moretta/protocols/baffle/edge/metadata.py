@@ -33,7 +33,7 @@ def read(metadata: Mapping[str, str]) -> tuple[Layout, str]:
     Raises ParameterError for a file without these entries, of another format, or whose entries contradict its digest.
     """
     if "moretta.format" not in metadata:
-        raise ParameterError("this ONNX file is no model for BAFFLE's clients: its metadata have no moretta.format")
+        raise ParameterError("this ONNX file is not a model for BAFFLE's clients: its metadata lack moretta.format")
     if metadata["moretta.format"] != FORMAT:
         raise ParameterError(
             f"expected an ONNX file of moretta.format {FORMAT}, got {metadata['moretta.format']!r:.20}; "
@@ -70,7 +70,7 @@ def unpacked(data: bytes) -> list[bytes]:
             files.append(data[part])
             at = part.stop
     if not files or at != len(data):
-        raise ParameterError("these bytes are no model that was cut into blocks; have the server export it again")
+        raise ParameterError("these bytes are not a model that was cut into blocks; have the server export it again")
     return files
 
 

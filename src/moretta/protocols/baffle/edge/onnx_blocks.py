@@ -31,7 +31,7 @@ class _Part:
             results: list[Array] = self.session.run(list(outputs), {name: values[name] for name in self.inputs})
         except KeyError as error:
             raise ParameterError(
-                f"this cut model reads {error}, which nothing gives; have the server export it again"
+                f"this cut model reads {error}, which nothing computes; have the server export it again"
             ) from None
         except Exception as error:  # noqa: BLE001  # each has its own class, with Exception as the only common root
             raise cannot_run(error) from None

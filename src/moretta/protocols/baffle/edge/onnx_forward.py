@@ -58,7 +58,9 @@ class OnnxForward:
         rows, outputs = inputs.pop("x", None), session.get_outputs()
         shapes = {name: tuple(put.shape) for name, put in inputs.items()}
         if rows is None or shapes != self.layout.shapes or [put.name for put in outputs] != ["outputs"]:
-            raise ParameterError("this ONNX file's inputs and outputs are not those its metadata tells of")
+            raise ParameterError(
+                "this ONNX file's inputs and outputs differ from those of its metadata; expected the same"
+            )
         self.row_shape, self._x_dtype = row_of(rows)
         self._output_shape, _ = row_of(outputs[0])
         self._use(InBlocks(session, set(), [], {}))
@@ -85,7 +87,7 @@ class OnnxForward:
             self._use(plain)
             return
         if not as_wanted:
-            log.info("convolutions' weights are not kept in blocks, which gives other outputs here")
+            log.info("convolutions' weights are not kept in blocks, which would change the outputs here")
             self._use(plain)
 
     def _use(self, blocks: InBlocks) -> None:
@@ -195,7 +197,7 @@ def cannot_run(error: Exception) -> ParameterError:
     reason = str(error) or type(error).__name__
     if "bad_alloc" in reason or "bad allocation" in reason or "Failed to allocate memory" in reason:
         return ParameterError(
-            "ONNX Runtime cannot run this model: it asks for more memory than this process may take; give a larger "
+            "ONNX Runtime cannot run this model: it asks for more memory than this process may take; set a larger "
             "memory-limit-mib, or a smaller model or micro-batch"
         )
     return ParameterError(f"ONNX Runtime cannot run this model: {reason.splitlines()[0]:.300}")

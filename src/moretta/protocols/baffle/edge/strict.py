@@ -74,7 +74,7 @@ def octets(value: int) -> bytes:
 
 def no_file() -> ParameterError:
     """Return the error of bytes that are no ONNX file."""
-    return ParameterError("these bytes are no ONNX file; have the server export it again")
+    return ParameterError("these bytes are not an ONNX file; have the server export it again")
 
 
 def _number(data: memoryview, at: int) -> tuple[int, int]:

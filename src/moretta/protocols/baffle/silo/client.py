@@ -185,8 +185,8 @@ class Client:
             raise PeerError(f"expected {layout.size} parameters of {layout.dtype}, got {at.dtype}{list(at.shape)}")
         if ask.parameter_hash != parameter_hash(layout, at):
             raise PeerError(
-                "the round's parameter hash is not that of these parameters in the model that this silo runs; expected "
-                "the model, or the ONNX graph, of this set-up"
+                "the round's parameter hash does not fit these parameters in this silo's model; expected the model, "
+                "or the ONNX graph, of this set-up"
             )
         most = self._recipe.most
         if self._recipe.blocks and ask.k != most:
@@ -346,7 +346,7 @@ class Client:
         if not np.isfinite(at).all() or not self._steps.finite:
             raise NotFinite(
                 f"the parameters of silo `{self._name}` are no longer finite after its own steps; lower learning-rate "
-                f"or give clip-norm, or begin {LARGE_TARGETS}"
+                f"or set clip-norm, or begin {LARGE_TARGETS}"
             )
         return ask.parameters.astype(np.float64) - at, total / counted
 

@@ -127,7 +127,7 @@ def check_sigma(sigma: float, at: Array) -> None:
     if works is None:
         raise ParameterError(
             f"sigma = {sigma:g} cannot move {at.dtype} parameters of which {np.count_nonzero(~np.isfinite(at))} are "
-            "NaN or infinite; give a sigma from 1e-5 to 1e-2, or go back to finite parameters"
+            "NaN or infinite; set sigma from 1e-5 to 1e-2, or go back to finite parameters"
         )
     raise ParameterError(
         f"sigma = {sigma:g} is lost in the rounding of {at.dtype} parameters as large as {np.abs(at).max():.3g}; "
