@@ -381,7 +381,7 @@ def test_a_good_kit_is_found_good(made: kits.Kits) -> None:
 @pytest.mark.parametrize("days", [-2, 361])
 def test_a_certificate_of_another_time_is_found(made: kits.Kits, days: int) -> None:
     with pytest.raises(
-        ParameterError, match="a certificate of .*, but this machine's clock says|a certificate of .* ended at"
+        ParameterError, match=r"a certificate of .*, but this machine's clock says|a certificate of .* ended at"
     ):
         kits.check_certificates(made.sites["Clinic_B"], datetime.now(UTC) + timedelta(days=days))
 

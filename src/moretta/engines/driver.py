@@ -328,8 +328,8 @@ def _dropped(number: int, gone: Mapping[str, Missing]) -> list[DroppedSilo]:
 def _only_by(number: int, only: Sequence[str], lost: Mapping[str, Missing]) -> str:
     missing = ", ".join(silo for silo in only if silo in lost)
     return (
-        f"round {number} can only be repeated by the same silos as before, {', '.join(only):.300}, because sums of all rows "
-        f"over others could be subtracted; missing: {missing:.300}; bring them back, or allow it at each silo "
+        f"round {number} can only be repeated by the same silos as before, {', '.join(only):.300}, because sums of all "
+        f"rows over others could be subtracted; missing: {missing:.300}; bring them back, or allow it at each silo "
         "([privacy] repeat-whole-rows in silo.toml)"
     )
 

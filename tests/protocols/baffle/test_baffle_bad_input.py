@@ -212,7 +212,9 @@ CHANGES: dict[str, tuple[Callable[[Estimate], Estimate], type[Exception], str]] 
         lambda ask: replace(ask, parameter_hash=bytes(32)), PeerError, "parameter hash does not fit these parameters"
     ),
     "other parameters": (
-        lambda ask: replace(ask, parameters=ask.parameters + np.float32(1)), PeerError, "parameter hash does not fit these"
+        lambda ask: replace(ask, parameters=ask.parameters + np.float32(1)),
+        PeerError,
+        "parameter hash does not fit these",
     ),
     "fewer parameters": (
         lambda ask: replace(ask, parameters=ask.parameters[:-1]), PeerError,

@@ -317,7 +317,8 @@ def taken(content: RecordDict, sent: ArrayRecord | None, terms: SumTerms) -> tup
         raise RowsError(f"`{terms.weighted_by}` is {weight!r:.40}; expected a whole number, 1 or more")
     if weight > terms.most_weight:  # a silo that refused would show its own number to who tries bounds
         log.warning(
-            "Moretta: `%s` counts as %d, the most of all silos together, at which the server ends the run; raise " "SecureFedAvg(most_examples=...)", terms.weighted_by, terms.most_weight
+            "Moretta: `%s` counts as %d, the most of all silos together, at which the server ends the run; raise "
+            "SecureFedAvg(most_examples=...)", terms.weighted_by, terms.most_weight
         )  # fmt: skip
         weight = terms.most_weight
     widths = {name: len(value) if isinstance(value, list) else 0 for name, value in sorted(metrics.items())}
