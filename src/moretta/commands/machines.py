@@ -157,7 +157,7 @@ def compared(owner: str, own: str, read_out: str | None) -> bool:
         return same_fingerprint(read_out, own)
     if not (sys.stdin.isatty() and screen.is_terminal):
         raise ParameterError(
-            f"the fingerprint of {whose} has not been compared; set --fingerprint to the one that was read out"
+            f"the fingerprint of {owner} has not been compared; set --fingerprint to the one that was read out"
         )
     return typer.confirm(f"The fingerprint of {owner} is\n    {own}\nDid the other side read out the same?", err=True)
 

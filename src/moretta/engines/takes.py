@@ -28,7 +28,9 @@ from moretta.secure_aggregation.unmasking import Unmask
 
 MOST_REPORTS = 3  # the most reports of a spent take by one silo in a round; an honest silo makes fewer
 
-_OFTEN = Missing(Reason.REFUSED, f"it has reported more than {SAYS} times in this round that the take was spent")
+_OFTEN = Missing(
+    Reason.REFUSED, f"it has reported more than {MOST_REPORTS} times in this round that the take was spent"
+)
 _BOUND = Missing(
     Reason.REFUSED, "it repeats this round only with the same silos as before, and some of them are missing"
 )

@@ -385,10 +385,10 @@ def check_training(
     if weights and weights != outputs:
         raise ParameterError(f"class-weights: expected {outputs}, one an output of the model, got {weights}")
     kind, _, number = spec.run.device.partition(":")
-    there = torch.cuda.device_count() if kind == "cuda" and torch.cuda.is_available() else 0
-    if kind == "cuda" and int(number or 0) >= there:
+    gpus = torch.cuda.device_count() if kind == "cuda" and torch.cuda.is_available() else 0
+    if kind == "cuda" and int(number or 0) >= gpus:
         raise ParameterError(
-            f'device = "{spec.run.device}" is not available: this PyTorch finds {there} GPUs; use "cpu"'
+            f'device = "{spec.run.device}" is not available: this PyTorch finds {gpus} GPUs; use "cpu"'
         )
     if spec.data.varied and silos[0].x.ndim != 4:
         raise ParameterError("augment is for images [rows, channels, height, width]; these inputs have another shape")
