@@ -171,7 +171,7 @@ def test_a_site_has_its_images_as_the_run_wants_them(here: Path, monkeypatch: py
             "silos = 2\nclasses = 2",
             r"\[data\] classes, outputs, mask, tokens, missing and partition are not for",
         ),
-        ("silos = 2", "silos = 2\nchannels = 1", r"\[data\] channels is about rows, and with source = .sites. each"),
+        ("silos = 2", "silos = 2\nchannels = 1", r"\[data\] channels is about rows, which with source = .sites. each"),
         ("silos = 2", "silos = 2\nwindow = [40]", r"\[data\] window: expected the center and the width of the values"),
     ],
 )

@@ -436,7 +436,7 @@ def test_columns_in_another_order_than_their_rows_are_refused(call: Any, named: 
     kept = frame["a"] > frame["a"].min()
     call(frame[kept], y[kept], y[kept], named)
     call(frame[kept], y[kept], y[kept].to_numpy(), named)
-    with pytest.raises(ParameterError, match=r"the indices of .* and .* differ; .*give .*\.to_numpy\(\)"):
+    with pytest.raises(ParameterError, match=r"the indices of .* and .* differ; .*pass .*\.to_numpy\(\)"):
         call(frame, y, y[::-1], named)
 
 

@@ -250,7 +250,7 @@ def warnings_of(model: nn.Module, protocol: Any, change: Any = lambda x: x, **op
 
 @pytest.mark.parametrize("last", [nn.Softmax(1), nn.Sigmoid()], ids=["softmax", "sigmoid"])
 def test_outputs_that_are_probabilities_already_are_said_under_cross_entropy(last: nn.Module) -> None:
-    said = "outputs lie between 0 and 1"
+    said = "outputs of the model lie between 0 and 1"
     assert said in warnings_of(nn.Sequential(nn.Linear(4, 2), last), KINDS["FedSGD"])
     assert said not in warnings_of(nn.Sequential(nn.Linear(4, 2), last), FedSGD(loss="mse"))
     assert said not in warnings_of(nn.Sequential(nn.Linear(4, 2)), KINDS["FedSGD"])

@@ -311,7 +311,7 @@ def test_a_sum_that_cannot_be_one_of_scores_is_refused() -> None:
         (
             "fedsgd",
             {"aggregation": SecureAggregation(min_survivors=6)},
-            "and silos is 5; give at most as many",
+            "but silos is 5; set at most as many",
         ),
     ],
 )

@@ -322,10 +322,10 @@ FEW = 'score_at_silos = "classes" shows how many rows of a class .*; give .*min_
         (
             "fedsgd",
             {"silos": holding_back({"north": 20, "south": 33})},
-            "and silos is 2; give at most as many",
+            "but silos is 2; set at most as many",
         ),
-        ("local", {}, "is of one model that all silos score, and local has a model for each; give true"),
-        ("cgd", {}, "is of one model that all silos score, and cgd has a model for each; give true"),
+        ("local", {}, "is of one model that all silos score, and local has a model for each; set true"),
+        ("cgd", {}, "is of one model that all silos score, and cgd has a model for each; set true"),
         ("fedsgd", {"score_at_silos": "tables"}, 'score_at_silos: expected true, false or "classes", got "tables"'),
     ],
 )

@@ -169,7 +169,7 @@ def test_each_step_is_taken_once_and_in_turn() -> None:
         a.match(b.blind())
     own, theirs = a.blind(), b.blind()
     a.again(theirs)
-    with pytest.raises(MisuseError, match="before"):
+    with pytest.raises(MisuseError, match="already applied its secret"):
         a.again(theirs)
     with pytest.raises(PeerError, match="list of 2 points back, got 1"):
         a.match(b.again(own)[:1])

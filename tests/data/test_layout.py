@@ -314,5 +314,5 @@ def test_a_sites_rows_have_the_arrays_that_the_run_declares(tmp_path: Path) -> N
     np.savez(tmp_path / "one.npz", x=np.zeros((3, 5)), y=Y)
     with refused("silo `north`: one.npz: expected the arrays x.ids, x.table of a sample alone; got one array `x`"):
         read_rows(Source("one.npz", base=tmp_path), wanted, "silo `north`")
-    with refused("rows.npz: expected samples as one array, as .* say.*; got the arrays ids, table"):
+    with refused("rows.npz: expected samples as one array, as in .*; got the arrays ids, table"):
         read_rows(Source("rows.npz", base=tmp_path), ExpectedRows((5,), False, 2, None), "silo `north`")

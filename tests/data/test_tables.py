@@ -553,7 +553,7 @@ def test_ids_in_two_forms_of_unicode_are_one_and_predictions_keep_theirs(kind: A
     kept = encode(columns, schema, "t", training=False)
     assert Subjects(kept.ids, kept.groups).whom.tolist() == names  # type: ignore[union-attr]
     if kind == Id():
-        with pytest.raises(ParameterError, match="column 'who' has 1 rows whose id another row has too"):
+        with pytest.raises(ParameterError, match="column 'who' has 1 rows whose id is repeated"):
             encode(columns, schema, "t")
     else:
         groups = encode(columns, schema, "t").groups

@@ -389,7 +389,7 @@ def test_a_sample_that_no_machine_holds_is_refused_before_anything_is_made_of_it
 
 def test_a_protocol_of_another_package_is_played_by_name_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site_policy, "OWN", {name: one for name, one in site_policy.OWN.items() if name != "fedsgd"})
-    with pytest.raises(PolicyError, match=r'name = "fedsgd": .runs. protocols of this site'):
+    with pytest.raises(PolicyError, match=r'name = "fedsgd": .runs. protocols in this site'):
         site_policy.permitted(text_of(), site(tmp_path))
     assert site_policy.permitted(text_of(), site(tmp_path, more='[runs]\nprotocols = ["fedsgd"]'))
 

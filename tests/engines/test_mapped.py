@@ -101,7 +101,7 @@ def test_files_for_other_things_can_still_be_opened(caplog: pytest.LogCaptureFix
             assert len(kept) == 256
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert "1 MiB lie in memory" in caplog.text
+    assert "1 MiB are kept in memory" in caplog.text
 
 
 def test_ten_uploads_take_no_memory_and_their_sum_a_chunks() -> None:

@@ -355,7 +355,7 @@ BAD: Mapping[str, tuple[str, str]] = {
     "two tables of the server": (entry("a", A) + "[[server]]\n", r"below a line \[server\], got other than that"),
     "three keys of the server": (
         entry("a", A) + server(A, B, KEYS["hospital-c"]),
-        r"\[server\] key: expected one public key of the server, or two different ones .* got 3; give",
+        r"\[server\] key: expected one public key of the server, or two different ones .* got 3; use",
     ),
     "no key of the server": (entry("a", A) + "[server]\nkey = []\n", r"\[server\] key: expected one .* got 0"),
     "a number as the server's key": (entry("a", A) + "[server]\nkey = 3\n", r"\[server\] key: expected .* in quotes"),
@@ -423,7 +423,7 @@ def test_a_bad_roster(tmp_path: Path, text: str, sentence: str) -> None:
 
 def test_a_roster_that_is_not_there(tmp_path: Path) -> None:
     for path, why in ((tmp_path / "none.toml", "No such file or directory"), (tmp_path, "Is a directory")):
-        with pytest.raises(ParameterError, match=f"the roster {path} cannot be read .{why}.; give the path of one"):
+        with pytest.raises(ParameterError, match=f"the roster {path} cannot be read .{why}.; name one that can be read"):
             Roster.load(path)
 
 
