@@ -200,7 +200,10 @@ def test_the_shell_audits_a_run_from_python_with_what_returns_its_federation(
     Path("made_here.py").write_text(FEDERATION)
     federation(FedSGD(**SETTINGS), out="run", record_views=True, insecure_secret_seed=3).train(2, seed=5)
     assert "--federation module:function" in call("audit", "run").sentence
-    assert "settings or the seed in run.toml have changed" in call("audit", "run", "--federation", "made_here:other").sentence
+    assert (
+        "settings or the seed in run.toml have changed"
+        in call("audit", "run", "--federation", "made_here:other").sentence
+    )
     assert "must return the moretta.Federation" in call("audit", "run", "--federation", "made_here:nothing").sentence
     assert not Path("run/audit.json").exists()
 

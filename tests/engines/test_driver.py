@@ -492,7 +492,8 @@ def test_who_names_an_impossible_set_while_others_are_bound_has_cost_the_take() 
 
 
 ALONE = (
-    "refused: it says that only the same silos as before may repeat this round, and most of the others do not report"
+    "refused: it reports that only the same silos as before may repeat this round, which most of the others do not "
+    "report"
 )
 
 

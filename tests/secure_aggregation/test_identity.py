@@ -423,7 +423,9 @@ def test_a_bad_roster(tmp_path: Path, text: str, sentence: str) -> None:
 
 def test_a_roster_that_is_not_there(tmp_path: Path) -> None:
     for path, why in ((tmp_path / "none.toml", "No such file or directory"), (tmp_path, "Is a directory")):
-        with pytest.raises(ParameterError, match=f"the roster {path} cannot be read .{why}.; name one that can be read"):
+        with pytest.raises(
+            ParameterError, match=f"the roster {path} cannot be read .{why}.; name one that can be read"
+        ):
             Roster.load(path)
 
 

@@ -542,7 +542,7 @@ def test_a_site_that_cannot_tell_its_server_takes_nothing(silo: ToySilo, caplog:
     reply = Caller(worker).hello()
     assert isinstance(reply, Refused)
     assert without_ticket(reply) == Refused(sentence=UNFIT)
-    assert re.search(r"cannot tell the server from others \(ticket \w+\): silo.toml does not exist", caplog.text)
+    assert re.search(r"cannot distinguish the server from others \(ticket \w+\): silo.toml does not exist", caplog.text)
     assert silo.noted == []
     worker.close()
 
