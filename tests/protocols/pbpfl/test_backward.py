@@ -48,24 +48,28 @@ class Across(nn.Module):
 
 
 class Ends(torch.autograd.Function):
+    """Passes no gradient back: of no direction (0), or of those alone whose first entry has this sign (1 or -1)."""
+
     @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
+    def forward(ctx, x: Tensor, sign: int) -> Tensor:
+        ctx.sign = sign
         return x.clone()
 
     @staticmethod
-    def backward(ctx, above: Tensor) -> None:
-        return None
+    def backward(ctx, above: Tensor) -> tuple[Tensor | None, None]:
+        return above if ctx.sign * above.flatten()[0] > 0 else None, None
 
 
 class Ended(nn.Module):
-    """No gradient reaches the lower half."""
+    """A gradient reaches the lower half in some directions only, or in none."""
 
-    def __init__(self) -> None:
+    def __init__(self, sign: int) -> None:
         super().__init__()
         self.lower, self.upper = (nn.Sequential(*(nn.Linear(6, 6) for _ in range(9))) for _ in range(2))
+        self.sign = sign
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.upper(Ends.apply(self.lower(x)))
+        return self.upper(Ends.apply(self.lower(x), self.sign))
 
 
 class Recurrent(nn.Module):
@@ -92,7 +96,9 @@ MODELS = {
     "LSTM": (Recurrent, (4, 5, 6), 1),
     "a layer used twice": (Twice, (4, 6), 1),
     "a path across": (Across, (4, 6), 1),
-    "no gradient below": (Ended, (4, 6), 2),
+    "no gradient below": (lambda: Ended(0), (4, 6), 2),
+    "a gradient below in some directions": (lambda: Ended(1), (4, 6), 2),
+    "in the others": (lambda: Ended(-1), (4, 6), 2),
 }
 
 
@@ -112,7 +118,8 @@ def test_parts_have_the_bits_of_whole_passes(name, frozen, monkeypatch) -> None:
     beside = torch.ones(3, requires_grad=True)  # outside of the graph
     parameters = [*(parameter for parameter in model.parameters() if parameter.requires_grad), beside]
     end = model(torch.randn(shape))
-    seeds = [[torch.randn_like(end)] for _ in range(3)]
+    one, other = torch.randn_like(end), torch.randn_like(end)
+    seeds = [[one], [-one], [other]]
     expected = whole(end, seeds, parameters)
     assert len(list(parts_of(end.grad_fn))) >= least
     monkeypatch.setattr(backward, "LARGE", 0)

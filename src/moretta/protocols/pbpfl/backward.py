@@ -25,7 +25,8 @@ def gradients_along(
 ) -> list[list[Tensor]]:
     """Compute parameters' gradients along each of several cotangents, and free the graph.
 
-    Operations and their order are those of whole passes, so the gradients have the same bits.
+    Operations and their order are those of whole passes, so the gradients have the same bits. Tied weights, used at the
+    top and at the bottom, allow no cut between.
 
     Args:
         ends: tensors to differentiate; without any, all gradients are 0.
@@ -48,8 +49,11 @@ def gradients_along(
             values = torch.autograd.grad(graph, inputs, seeds[number], retain_graph=keep, allow_unused=True)
             gradients[number] |= {id(leaf): value for leaf, value in zip(leaves, values, strict=False)}
             seeds[number] = values[len(leaves) :]  # frees the one above
-        if cut is None or seeds[0][0] is None:  # a function with a backward pass of its own may end all paths
+        reached = next((seed for each in seeds for seed in each if seed is not None), None)
+        if cut is None or reached is None:
             break
+        # A function with a backward pass of its own may end the paths of some directions.
+        seeds = [[torch.zeros_like(reached) if seed is None else seed for seed in each] for each in seeds]
         graph = [cut]
     named = [[each.get(id(leaf)) for leaf in parameters] for each in gradients]
     return [
