@@ -98,8 +98,8 @@ class Trunk:
             some = slice(begin, begin + len(h))
             ways = [(h, cotangents), *([] if rest is None or beside is None else [(rest, beside)])]
             ways = [(end, seeds) for end, seeds in ways if end.requires_grad]  # layers below may be frozen
-            seeds = [[along[some] for along in each] for each in zip(*(seeds for _, seeds in ways), strict=True)]
-            part = gradients_along([end for end, _ in ways], seeds or [[] for _ in cotangents], parameters)
+            seeds = [[seeds[number][some] for _, seeds in ways] for number in range(len(cotangents))]
+            part = gradients_along([end for end, _ in ways], seeds, parameters)
             total = [  # frees what was added
                 [before.pop(0) + more.pop(0) for _ in parameters] if before else more
                 for before, more in zip(total, part, strict=True)
