@@ -492,7 +492,7 @@ def test_labels_that_are_numbers_may_be_names(labels: list[int], classes: list[i
     if form is str:
         classes = None if 0 in labels else [label - 1 for label in labels]
     if classes is None:
-        with pytest.raises(ParameterError, match=r"may be names of classes or count|does not fit|no class"):
+        with pytest.raises(ParameterError, match=r"may be names of classes or count|does not fit|not a class"):
             model.evaluate(X[: len(labels)], y)
     else:
         assert model.evaluate(X[: len(labels)], y) == model.evaluate(X[: len(labels)], [str(k + 1) for k in classes])
