@@ -343,7 +343,7 @@ def test_too_little_memory_is_refused_with_what_is_needed(started: list[Any]) ->
         federation(tuple(ROWS), engine, aggregation=NONE).train(2)
     said = str(caught.value)
     assert said.startswith("round 1: north: memory-limit-mib = 60: the client needs at least ")
-    needed = float(said.split("give at least ")[1].split()[0])
+    needed = float(said.split("set at least ")[1].split()[0])
     assert 50 < needed < 200
     assert len(started) == 3
     fits = federation(engine={"memory_limit_mib": needed + 10}, aggregation=NONE).train(2)
@@ -388,7 +388,7 @@ def test_what_k_takes_is_kept_free(options: Any) -> None:
     said = many_rows({"memory_limit_mib": 60.0}, **options).train(1).record["dropped"][0]["reason"]
     k, rows = 3000, 512
     assert f" MiB for one row at a time, also for K = {k}; set at least " in said  # and nothing of how many rows
-    needed = float(said.split("give at least ")[1].split()[0])
+    needed = float(said.split("set at least ")[1].split()[0])
     # Beside them it has at least 40 MiB. Not counting them it would ask for its start's peak, some 66, which is less.
     assert needed > 40 + k * rows * 8 * 3 / 2**20
     fits = many_rows({"memory_limit_mib": needed}, **options).train(1)

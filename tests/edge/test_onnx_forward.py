@@ -231,7 +231,7 @@ except ParameterError as error:
     needed = int(str(error).partition("at least ")[2].partition(" ")[0])
     assert str(error) == (
         f"memory-limit-mib = 20: the client needs at least {needed} MiB for one row at a time, 3 of them for others; "
-        f"give at least {needed + 1}"
+        f"set at least {needed + 1}"
     )
     assert needed - 1 <= peak_mib() <= needed
 else:
