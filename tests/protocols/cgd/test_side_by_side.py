@@ -9,10 +9,9 @@ import pytest
 
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message, Stamp, message
-from moretta.contract.roles import Ask, Exchange, Missing, Reason, Replies
+from moretta.contract.roles import Ask, Exchange, Missing, Reason, Replies, side_by_side
 from moretta.engines.in_process import InProcess
 from moretta.errors import MisuseError, PeerError
-from moretta.protocols.cgd.side_by_side import side_by_side
 
 NOW = Stamp("together", 1, 0)
 

@@ -13,13 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.messages import Message, Stamp
-from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, State, over
+from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, State, all_of, over
 from moretta.data.alignment.exchange import MESSAGES, Aligner, Blind, Narrow, relay
 from moretta.data.alignment.partner import Alignment, Disclosed
 from moretta.errors import MisuseError, ParameterError, PeerError, RowsError
 from moretta.protocols.cgd.group_keys import GroupKeys, at, group_of, row_group
 from moretta.protocols.cgd.messages import AlignmentUsed, DescribeRows, RowsDescribed, UseAlignment
-from moretta.protocols.cgd.side_by_side import all_of
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.secure_aggregation.keystream import SecretRoot
 

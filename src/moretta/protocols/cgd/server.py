@@ -11,7 +11,19 @@ import numpy as np
 
 from moretta.contract import roles
 from moretta.contract.messages import Message, Stamp
-from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Phase, Reason, Report, State
+from moretta.contract.roles import (
+    Aborted,
+    Ask,
+    Exchange,
+    Missing,
+    Outcome,
+    Phase,
+    Reason,
+    Report,
+    State,
+    all_of,
+    side_by_side,
+)
 from moretta.contract.wording import LARGE_TARGETS
 from moretta.data.holders import Grid
 from moretta.engines.takes import opens
@@ -23,7 +35,6 @@ from moretta.protocols.cgd.group_keys import at, row_groups
 from moretta.protocols.cgd.layers import Group
 from moretta.protocols.cgd.messages import Descend, Done, Scored
 from moretta.protocols.cgd.params import CGD
-from moretta.protocols.cgd.side_by_side import all_of, side_by_side
 from moretta.protocols.common import scoring
 from moretta.protocols.common.enrolment import Enrolment, refused_by_all
 from moretta.protocols.common.releases import watched
