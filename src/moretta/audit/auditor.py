@@ -92,7 +92,8 @@ class Audit:
     def above(self, limits: Mapping[str, float]) -> Mapping[str, str]:
         """Return in words, by attack, the limits that are not kept: the score is above, or is missing.
 
-        Raises ParameterError for a name that is no attack on this run's protocol.
+        Raises:
+            ParameterError: A name is not an attack on this run's protocol.
         """
         scores = {line["attack"]: float(line["score"]) for line in self.attacks}
         missed = {line["attack"]: line["because"] for line in self.record["not_run"]}
@@ -129,12 +130,17 @@ def audit(
 ) -> Audit:
     """Attack what a run recorded, and write ``audit.json`` into its folder, whole or not at all.
 
-    `federation`, `rounds` and `seed` are those of the run. `thorough` adds slow attacks, and gives each more time.
-    `background` has rows that attackers may have; None takes the first half of the test rows. `background_name` is its
-    name in the audit. `chosen` has names of attacks; None takes all that fit. `needed` has names of attacks that must
-    be among them, such as those with a limit. Raises `moretta.errors.ParameterError` for a run without views, views
-    that differ from the recorded ones, a needed attack that is not tried on this run, or a folder that another process
-    writes; then nothing is written.
+    Args:
+        federation, rounds, seed: As in the run.
+        thorough: Add slow attacks, and let each attack take more time.
+        background: Rows x and y that attackers may have; None takes the first half of the test rows.
+        background_name: The name of these rows in the audit.
+        chosen: The attacks to try; None tries all that fit.
+        needed: Names of attacks that must be among them, such as those with a limit.
+
+    Raises:
+        ParameterError: The run has no views, or its views differ from the recorded ones. A needed attack is not tried
+            on this run. Another process writes to the folder. Nothing is written.
     """
     truth = opened(folder, federation, rounds, seed, background)
     if background is not None:

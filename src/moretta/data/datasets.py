@@ -82,11 +82,19 @@ _Make = Callable[[Rows, Rows, Rows], Split]  # of training, test and validation 
 
 
 def load(data: Data, table: Schema | None = None, *, seed: int = 0, base: Path = Path(".")) -> Split:
-    """Load the source of a run file's section; relative paths and modules start at `base`, the run file's folder.
+    """Load the source of a run file's section.
 
-    table: the schema of a table; None infers it. A source with its own test part keeps it, and validation rows are then
-    from the training rows. Otherwise `seed` draws both parts, stratified by class (office-home: by domain and class).
-    Raises ParameterError for impossible settings, and MissingExtra if a built-in set needs scikit-learn or Pillow.
+    A source with its own test part keeps it, and validation rows are then from the training rows. Otherwise both parts
+    are drawn, stratified by class (office-home: by domain and class).
+
+    Args:
+        table: The schema of a table; None infers it.
+        seed: Draws the test and validation rows.
+        base: The run file's folder, where relative paths and modules start.
+
+    Raises:
+        ParameterError: The settings are impossible.
+        MissingExtra: A built-in set needs scikit-learn or Pillow.
     """
     source, wish = data.source, _Wish.of(data, data.source, seed, base)
     _refuse_idle(data, table)
@@ -237,7 +245,10 @@ def read_wdbc() -> tuple[Array, Array]:
     """Return inputs, float64[569, 30] in the order of `WDBC`, and int64[569], 0 malignant or 1 benign.
 
     It reads scikit-learn's file as `sklearn.datasets.load_breast_cancer` does, without importing scikit-learn, which
-    takes nearly as long as PyTorch. Raises ImportError without scikit-learn.
+    takes nearly as long as PyTorch.
+
+    Raises:
+        ImportError: scikit-learn is not installed.
     """
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:
@@ -391,7 +402,9 @@ def load_files(data: Data, table: Schema, *, seed: int, base: Path) -> Split:
     Test rows are drawn from all files, in proportion of files and classes, or have files of their own. A group in
     several files is on one side in all, and so is an id without groups. With files of their own ids are compared with
     test rows within a silo, and groups everywhere.
-    Raises `moretta.errors.ParameterError`, naming the silo, the file and the column.
+
+    Raises:
+        ParameterError: A file is unusable; the sentence names the silo, the file and the column.
     """
     if table.target is None:
         raise ParameterError('[data] schema: expected a column of kind "target", which the run learns to predict')
@@ -422,9 +435,13 @@ def _joined(rows_of: Mapping[str, Rows]) -> Rows:
 def load_columns(data: Data, table: Schema, *, joint: bool, base: Path) -> tuple[list[Silo], Rows | None]:
     """Return silos that hold different columns of the same rows, in any order, and the test rows of a file.
 
-    Silos' files hold back no rows, because other holders would need the same ones. joint: whether only the label holder
-    of each row of the grid has the labels. Raises `moretta.errors.ParameterError` for impossible files, and if a test
-    row shares an id or a group with a silo's training rows.
+    Silos' files hold back no rows, because other holders would need the same ones.
+
+    Args:
+        joint: Whether only the label holder of each row of the grid has the labels.
+
+    Raises:
+        ParameterError: A file is unusable, or a test row shares an id or a group with a silo's training rows.
     """
     (_, count), holders = shape_of_grid(data), label_holders(data)
     parts, silos = table_parts(table, data.columns, count), list[Silo]()
@@ -446,10 +463,13 @@ def load_columns(data: Data, table: Schema, *, joint: bool, base: Path) -> tuple
 
 
 def table_parts(table: Schema, columns: Sequence[Sequence[str | int]] | None, parts: int) -> list[tuple[int, ...]]:
-    """Return the indices of each column part's inputs. columns: of each part by name; None cuts them into `parts`.
+    """Return the indices of each column part's inputs; all inputs of one column belong to one part.
 
-    All inputs of one column belong to one part. Raises `moretta.errors.ParameterError` for other columns than the
-    schema's.
+    Args:
+        columns: The columns of each part, by name; None cuts all into `parts` parts.
+
+    Raises:
+        ParameterError: The columns are not those of the schema, each once.
     """
     features, origins = list(table.features), expansion_of(table).origins
     named: Sequence[Sequence[str | int]] = columns or ()

@@ -45,8 +45,10 @@ def into_domains(source: Split, names: Sequence[str], seed: int) -> Split:
     """Return the same rows with every image in one of the named domains, and the names in each part's `domain`.
 
     Training, test and validation rows are each divided equally, to within one row, and so is each of their classes. The
-    same seed has the same assignment. The arguments are not written to. Raises ParameterError as `check_domains`, for
-    samples that are not images, and if the source has domains already.
+    same seed has the same assignment. The arguments are not written to.
+
+    Raises:
+        ParameterError: Samples are not images, the source has domains already, or `check_domains` refuses the names.
     """
     check_domains(names)
     x = source.train.x

@@ -50,8 +50,10 @@ def check_ids(silos: Sequence[Silo]) -> None:
 class Part:
     """One participant's place.
 
-    name: the participant's. row: the name of its row of the grid, whose participants hold different columns of the same
-    samples. columns: the indices of its columns among all, empty if nothing is split by column.
+    Attributes:
+        name: The participant's name.
+        row: The name of its row of the grid, whose participants hold different columns of the same samples.
+        columns: The indices of its columns among all; empty if nothing is split by column.
     """
 
     name: str
@@ -91,6 +93,9 @@ class Grid:
         """Return SHA-256 of the holders of rows, columns and labels, in order, and of the form.
 
         Silos with different grids have different digests, so they share no key (`moretta.protocols.cgd.group_keys`).
+
+        Args:
+            joint: Whether the protocol's `vertical` is "joint", not "independent".
         """
         content: list[int | str] = ["joint" if joint else "independent"]
         for part in self.parts.values():

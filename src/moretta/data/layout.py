@@ -35,9 +35,12 @@ AS_ONE_ARRAY = "; columns of a table are one array as a DataFrame, or by moretta
 
 @dataclass(frozen=True)
 class InputArray:
-    """One array of a sample. shape: without the axis of rows; empty for one number a row.
+    """One array of a sample.
 
-    standardised: whether each of its columns is brought to mean 0 and deviation 1; only of numbers in one axis.
+    Attributes:
+        shape: Without the axis of rows; empty for one number a row.
+        integers: Whether it holds whole numbers, such as token ids.
+        standardised: Whether each of its columns gets mean 0 and deviation 1. Only for numbers in one axis.
     """
 
     name: str
@@ -89,7 +92,8 @@ class SampleLayout:
     ) -> "SampleLayout":
         """Return the layout that a run file declares: the shape of each array, and which hold token ids.
 
-        Raises ParameterError where another key names an array that inputs lacks, or an array cannot be standardised.
+        Raises:
+            ParameterError: Another key names an array that `inputs` lacks, or an array cannot be standardised.
         """
         for key, names in (("tokens", integers), ("standardise", standardised)):
             if unknown := sorted(set(names) - set(inputs)):
@@ -175,8 +179,12 @@ class SampleLayout:
     def pack(self, arrays: Mapping[str, ArrayLike], where: str) -> NDArray[np.float32]:
         """Return the arrays of some rows packed, float32[rows, size].
 
-        where: begins each error's sentence. Raises ParameterError, naming the array, where one is missing, unknown, of
-        another shape, kind or number of rows, or has entries that are NaN, infinite, negative or too large.
+        Args:
+            where: The start of each error's sentence.
+
+        Raises:
+            ParameterError: An array is missing, unknown, or of another shape, kind or number of rows. Entries are NaN,
+                infinite, negative or too large. The sentence names the array.
         """
         return _packed(self, _as_arrays(arrays, where), where)
 
@@ -193,7 +201,9 @@ class SampleLayout:
     def check_same(self, expected: "SampleLayout", where: str, owner: str) -> None:
         """Raise ParameterError, naming the array at fault, unless a sample has the arrays of another layout.
 
-        where: begins the sentence with the owner of these arrays. owner: has the expected ones.
+        Args:
+            where: The owner of these arrays, which begins the sentence.
+            owner: The owner of the expected arrays.
         """
         _check_same(self.arrays, expected, where, f"{owner} has")
 
@@ -202,10 +212,14 @@ class SampleLayout:
         return self.plausible(np.random.default_rng(0).standard_normal((4, self.size)))
 
     def plausible(self, numbers: NDArray[np.float64], vocabulary: int = 2) -> NDArray[np.float64]:
-        """Return normal numbers [rows, size] made rows that a model can take: with ids below `vocabulary`.
+        """Return normal numbers made rows that a model can take.
 
         Numbers in one axis that are not standardised may be a mask, so those are 1 at the beginning of a row, then 0.
         One whole number a row may be a length, so it is from 1 to the longest axis.
+
+        Args:
+            numbers: float64[rows, size].
+            vocabulary: Token ids are below this.
         """
         rows = numbers.copy()
         longest = min([vocabulary - 1, *(size for array in self.arrays for size in array.shape)])
@@ -254,8 +268,14 @@ def packed_parts(
 ) -> tuple[dict[str, Array], SampleLayout | None]:
     """Return a source's arrays, with samples that are mappings (`gather`) packed under their part's name.
 
-    The layout is that of the first part, or the given one; None if no samples are mappings. Raises ParameterError,
-    naming the part and the array, if parts have other arrays, or a part has both forms.
+    Args:
+        layout: None takes the first part's.
+
+    Returns:
+        The arrays and the layout; None as layout if no samples are mappings.
+
+    Raises:
+        ParameterError: Parts have other arrays, or a part has both forms. The sentence names the part and the array.
     """
     parts = {name: array for name, array in arrays.items() if "." not in name}
     for part in ("x", "x_train", "x_test"):

@@ -45,8 +45,12 @@ Kind = Literal["number", "date", "category", "ordered", "classes"]
 class Spread:
     """The distribution of a column's values, or of the targets.
 
-    cells: names of bins or classes, such as "40 to 50". counts: int64[silos, cells]. absent: int64[silos]; None where
-    no value may be absent. range: in words, empty if not shown. declared: whether by the schema.
+    Attributes:
+        cells: Names of bins or classes, such as "40 to 50".
+        counts: int64[silos, cells].
+        absent: int64[silos]; None if no value may be absent.
+        range: The smallest and the largest value, in words; empty if it is not shown.
+        declared: Whether the range is by the schema.
     """
 
     name: str

@@ -40,10 +40,13 @@ HOW = ("iid", "dirichlet", "by-label", "same-rows", "by-domain")
 
 @dataclass(frozen=True, eq=False)
 class Distributed:
-    """A source assigned to its silos, with the rows that score a run.
+    """A source assigned to its silos, with the rows that score a run. Further fields are as in `Split`.
 
-    test, validation: `None` for a source without them. feature_names: of all columns; in a grid each silo has some of
-    them (`Silo.columns`), and all samples are flat. classes: the number, None for numbers. Others: as in `Split`.
+    Attributes:
+        test, validation: None for a source without them.
+        feature_names: The names of all columns. In a grid each silo has some of them (`Silo.columns`), and all samples
+            are flat.
+        classes: The number of classes; None for numbers as targets.
     """
 
     silos: Sequence[Silo]
@@ -72,7 +75,10 @@ def distribute(source: Split, data: Data, seed: int = 0) -> Distributed:
     """Assign the training rows to silos as in a run file; they are named silo-1 ... .
 
     With "grid" and "by-feature" the silos are those of `deal`, named silo-1-1 ...; `sizes` has one for each row part.
-    The test and the validation part are owners too. Raises ParameterError as `partition` and `deal`.
+    The test and the validation part are owners too.
+
+    Raises:
+        ParameterError: The rows do not suit the partition (`partition`, `deal`).
     """
     how, train = data.partition, source.train
     if how in GRIDS:
@@ -257,7 +263,8 @@ def flat(source: Split) -> Split:
 def deal(source: Split, data: Data, seed: int) -> tuple[Silo, ...]:
     """Return the participants silo-1-1, silo-1-2, ... of a flat source, by row part and then by column part.
 
-    Raises ParameterError for columns or sizes that do not fit the source.
+    Raises:
+        ParameterError: Columns or sizes do not fit the source.
     """
     (m_h, m_v), holders = shape_of_grid(data), label_holders(data)
     dealt, parts = _row_parts(source, m_h, data.sizes, seed), _column_parts(source, m_v, data.columns)

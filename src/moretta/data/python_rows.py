@@ -29,10 +29,15 @@ def names_of(x: Any) -> tuple[str, ...]:
 
 
 def rows_and_targets(x: Any, y: Any, where: str, **further: Any) -> tuple[Samples, NDArray[np.generic]]:
-    """Return inputs and targets as arrays. y: None where x is a Dataset of samples with their targets.
+    """Return inputs and targets as arrays.
 
-    where: begins the sentence of an error. further: other columns of the same rows, whose order is checked.
-    Raises `moretta.errors.ParameterError` for anything but rows of numbers.
+    Args:
+        y: None if x is a Dataset of samples with their targets.
+        where: The start of each error's sentence.
+        further: Other columns of the same rows, whose order is checked.
+
+    Raises:
+        ParameterError: The arguments are anything but rows of numbers.
     """
     check_order({"x": x, "y": y, **further}, where)
     _refuse_streams(x, where)
@@ -137,9 +142,14 @@ def pair(
 
 
 def in_order(x: Any, order: Sequence[str], where: str, owner: str) -> Any:
-    """Return a frame's columns in this order. where: their owner; owner: that of the order.
+    """Return a frame's columns in this order.
 
-    Raises `moretta.errors.ParameterError`, naming the column, for a missing one.
+    Args:
+        where: The owner of the columns.
+        owner: The owner of the order.
+
+    Raises:
+        ParameterError: A column is missing; the sentence names it.
     """
     names = names_of(x)
     for name in order:

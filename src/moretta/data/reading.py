@@ -103,9 +103,14 @@ class Source(NamedTuple):
 
 
 def read(source: Source, expected: ExpectedRows, where: str) -> Rows:
-    """Return the rows of a source. where: their owner, which begins each error's sentence.
+    """Return the rows of a source.
 
-    Raises `moretta.errors.RowsError` for unexpected rows, and `moretta.errors.MissingExtra`.
+    Args:
+        where: Their owner, which begins each error's sentence.
+
+    Raises:
+        RowsError: The source cannot be read, or its rows are not the expected ones.
+        MissingExtra: The package that reads them is not installed.
     """
     try:
         rows = _read(source, expected, where)
@@ -261,9 +266,12 @@ def _check(rows: Rows, expected: ExpectedRows, where: str) -> None:
 
 
 def called(source: str, base: Path) -> dict[str, Array]:
-    """Return the result of a module:function, as arrays x_train, y_train, x_test and y_test. Raises ParameterError.
+    """Return the result of a module:function, as arrays x_train, y_train, x_test and y_test.
 
     Mappings of arrays, x_train and x_test, become ``x_train.ids`` and so on, as in an .npz file.
+
+    Raises:
+        ParameterError: The function cannot be found, fails, or returns anything else.
     """
     function = resolve(source, base, OWN_CODE)
     try:

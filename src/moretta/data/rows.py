@@ -156,7 +156,10 @@ class Split:
 def as_features(x: ArrayLike, where: str) -> Array:
     """Return samples as float32, or int64 if they are integers of 16 bits or more: token ids, never negative.
 
-    Bytes and booleans become floats unscaled. Raises ParameterError for other types and for rows without a column.
+    Bytes and booleans become floats unscaled.
+
+    Raises:
+        ParameterError: Samples are of another type, negative token ids, or have no axis of columns.
     """
     if isinstance(x, LazyRows):
         return as_array(x)
@@ -181,11 +184,17 @@ def _single(y: Array) -> Array:
 
 
 def as_targets(y: ArrayLike, where: str, task: Task | None = None) -> tuple[Array, Task, int | None]:
-    """Return targets by the rules of the run file, as (y, task, classes).
+    """Return targets by the rules of the run file.
 
     Integers are classes unless `task` is regression. Rows that are all one-hot are classes. Other floats are
     regression, [n, 1] as [n]. With task = "classification" floats must be whole numbers. Masks have the form of
-    `as_positions`. Raises ParameterError for anything else.
+    `as_positions`.
+
+    Returns:
+        The targets, the task, and the number of classes; None for numbers and masks.
+
+    Raises:
+        ParameterError: The targets have another form.
     """
     array = np.asarray(y)
     if array.ndim > 2 or (task != "regression" and are_positions(array)):
@@ -279,7 +288,8 @@ def _one_hot(y: Array) -> bool:
 def check_finite(x: Array, names: Sequence[str], owner: str, *, may_lack: bool | NDArray[np.bool_] = False) -> None:
     """Raise RowsError, naming the owner and the first bad column, if x [n, ...] holds NaN or infinity.
 
-    may_lack: whether NaN is an absent value and passes: in all columns or, bool[columns], in some.
+    Args:
+        may_lack: Whether NaN is an absent value and passes: in all columns or, bool[columns], in some.
     """
     if x.dtype.kind != "f" or isinstance(x, LazyRows):  # lazy rows are checked when they are read
         return
@@ -337,7 +347,9 @@ def check_apart(train: Rows, test: Rows, where: str) -> None:
 def check_fit(y: Array, outputs: int, owner: str) -> None:
     """Raise ParameterError, naming the owner, unless the targets y fit a model with `outputs` outputs.
 
-    Classes must be below `outputs` (or 0 and 1 for a single output); rows of targets must have `outputs` entries.
+    Args:
+        y: Classes below `outputs` (0 and 1 for a single output), rows of `outputs` numbers, single numbers for one
+            output, or masks whose positions divide `outputs`.
     """
     if y.ndim == 3:
         if outputs % y.shape[1]:

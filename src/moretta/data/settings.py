@@ -442,7 +442,7 @@ class Data(Section):
 
 
 def check_grid(data: Data) -> None:
-    """Raise ParameterError for what does not belong to a partition, is missing from it, or does not fit.
+    """Raise ParameterError for settings that do not belong to a partition, are missing from it, or do not fit.
 
     It needs no rows, so that a run file can be judged before its rows are read.
     """

@@ -145,7 +145,8 @@ def in_order(silo: Silo, order: NDArray[np.int64] | None) -> Silo:
 def aligned(silo: Silo, alignment: Alignment) -> Silo:
     """Return the rows that a silo shares with its partners, in their order, with normalised ids.
 
-    Raises `moretta.errors.ParameterError` for other rows than the aligned ones.
+    Raises:
+        ParameterError: The rows are not those that were aligned.
     """
     own = silo.subject_ids
     shared = alignment.normalised(own, f"silo `{silo.name}`")
@@ -185,9 +186,11 @@ def digests_of(silos: Sequence[Silo], test: Any = None, validation: Any = None) 
 
 
 def check_least(silo: Silo, least: int | None, *, grouped: bool = False) -> None:
-    """Raise `moretta.errors.ParameterError` if a silo has fewer rows, or groups of rows, than agreed beforehand.
+    """Raise RowsError if a silo has fewer rows, or groups of rows, than agreed beforehand.
 
-    grouped: whether groups count; the silo must then have them.
+    Args:
+        least: None checks nothing.
+        grouped: Whether groups count; a silo without groups is refused.
     """
     count, what = (len(np.unique(groups_of(silo))), "groups") if grouped else (len(silo.x), "rows")
     if least is not None and count < least:
@@ -210,8 +213,13 @@ def groups_of(silo: Silo) -> NDArray[np.str_]:
 def layout_of(silos: Sequence[Silo], standardise: bool | Sequence[str], missing: str = "error") -> SampleLayout | None:
     """Return the layout of silos' samples, with the arrays to standardise; None for samples of one array.
 
-    standardise: which arrays; true for those of numbers in one axis that are not masks by the silos' rows. Raises
-    `moretta.errors.ParameterError`, naming silo and array, if silos have other arrays.
+    Args:
+        standardise: The names of these arrays. True takes those of numbers in one axis that are not masks by the silos'
+            rows.
+        missing: Must be "error" for samples of several arrays.
+
+    Raises:
+        ParameterError: Silos have different arrays, or a setting needs samples of one array.
     """
     first = silos[0]
     for silo in silos:
@@ -255,8 +263,11 @@ def rules_of_columns(
 ) -> ColumnRules:
     """Return how input columns are prepared; tokens stay unchanged.
 
-    column_rules: from elsewhere; None takes the table's, or without a table the same for all columns. Raises
-    `moretta.errors.ParameterError` if the table has other columns than the silos.
+    Args:
+        column_rules: Rules from elsewhere. None takes the table's, or without a table the same for all columns.
+
+    Raises:
+        ParameterError: The table has other columns than the silos.
     """
     columns = row_shape(silos)[-1] if silos[0].x.dtype.kind == "f" else 0
     if layout is not None:
@@ -286,8 +297,16 @@ def row_shape(silos: Sequence[Silo]) -> tuple[int, ...]:
 def holding_back(silo: Silo, fraction: float, key: str, seed: int = 0, part: str = "held_out") -> Silo:
     """Return a silo that holds back a part of its rows: the same in all runs, so that no run trains on them.
 
-    Whole groups are held back; without groups, all rows of an id. key: of the fraction. seed: of the choice. part: the
-    silo's field for them.
+    Whole groups are held back; without groups, all rows of an id.
+
+    Args:
+        fraction: The part to hold back, 0 to 1; 0 returns the silo unchanged.
+        key: The fraction's key in [data], for errors.
+        seed: Draws the rows.
+        part: The silo's field for them.
+
+    Raises:
+        ParameterError: The silo has only some columns of its rows.
     """
     if not fraction:
         return silo

@@ -35,7 +35,9 @@ def generator(seed: int, *key: int) -> np.random.Generator:
 class Units:
     """Rows in units, numbered by their first rows, so that groups' names change no split.
 
-    of: int64[rows], the unit of each row. sizes: int64[units], the number of rows of each.
+    Attributes:
+        of: int64[rows], the unit of each row.
+        sizes: int64[units], the number of rows of each.
     """
 
     of: RowNumbers
@@ -62,9 +64,14 @@ class Units:
 
 
 def units_of(rows: int, groups: NDArray[Any] | None, where: str) -> Units:
-    """Return the units of `rows` rows. groups: [rows] of whole numbers or strings, None for single rows.
+    """Return the units of `rows` rows.
 
-    Raises ParameterError, beginning with `where`, for other arrays.
+    Args:
+        groups: [rows] of whole numbers or strings; None makes each row a unit.
+        where: The start of each error's sentence.
+
+    Raises:
+        ParameterError: `groups` is another array.
     """
     if groups is None:
         return Units(np.arange(rows), np.ones(rows, np.int64))
@@ -157,8 +164,11 @@ def cut(
 ) -> list[RowNumbers]:
     """Cut `order` into consecutive parts, near-equal or of these relative sizes, which may leave one empty.
 
-    rows: the number of rows of each unit of `order`; by default one. Each cut is where the number of rows before it is
-    nearest to its target, so a part is off by at most the size of one unit.
+    Each cut is where the number of rows before it is nearest to its target. So a part is off by at most the size of one
+    unit.
+
+    Args:
+        rows: The number of rows of each unit of `order`; None counts one.
     """
     total = len(order) if rows is None else int(rows.sum())
     if sizes is None:

@@ -19,8 +19,11 @@ Claim = Tensors
 class Given:
     """The input of one attack.
 
-    views: by role, the rounds of its view. arrays: background knowledge, and the role's own secrets. view: in words,
-    what it has seen. knowledge: in words, what it knows besides, "nothing" for nothing.
+    Attributes:
+        views: The rounds of a role's view, by role.
+        arrays: Background knowledge, and the role's own secrets.
+        view: The role's view, in words.
+        knowledge: The role's other knowledge, in words; "nothing" without any.
     """
 
     views: Mapping[str, Sequence[int]]
@@ -42,10 +45,14 @@ class Reconstruction:
 class AttackResult:
     """The result of one attack.
 
-    A higher `score` means that more was learned; `measure` names the quantity in a few words. `chance` is the score of
-    guessing. `interval` is that of 95 % of the score. `sentence` states plainly what the role learned, with its figure,
-    without a full stop. `figures` are further ones, by name. `constant` is the score of always naming the most frequent
-    value, and None where a score is of numbers without one.
+    Attributes:
+        measure: The name of the score's quantity, in a few words.
+        score: A higher score means that more was learned.
+        chance: The score of guessing.
+        interval: The 95 % interval of the score.
+        sentence: What the role learned, with its figure, without a full stop.
+        figures: Further figures, by name.
+        constant: The score of always naming the most frequent value; None if the attack names numbers without one.
     """
 
     measure: str
@@ -67,12 +74,16 @@ class AttackResult:
 class Attack:
     """One attack.
 
-    `name` has dashes, and is the same in `audit.json` and on the command line. `title` is what the role does, for
-    people who know no machine learning, with a verb first and no full stop. `severity` is its harm to the people in the
-    rows, if it succeeds. `source` is the paper or derivation. `fits` returns why it cannot be tried on a run, empty if
-    it can. `given` returns its input; this may read the truth, as it models a role's knowledge. `attack` runs in a
-    process of its own, on that alone. `score` compares the claim with the truth. A `slow` attack runs only in a
-    thorough audit.
+    Attributes:
+        name: Its words are joined by dashes, in `audit.json` and on the command line.
+        title: The role's action, for people who know no machine learning: a verb first, no full stop.
+        severity: The harm of a success to the people in the rows.
+        source: The paper or derivation.
+        fits: Returns why the attack cannot be tried on a run, empty if it can.
+        given: Returns the attack's input. It may read the truth, because it models a role's knowledge.
+        attack: Runs in a process of its own, on that input alone.
+        score: Compares the claim with the truth.
+        slow: Whether only a thorough audit runs the attack.
     """
 
     name: str

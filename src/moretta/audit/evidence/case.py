@@ -43,14 +43,18 @@ def codec() -> Codec:
 class PublicRun:
     """The public facts of a run; they travel to an attacker as JSON.
 
-    `settings` are those of the run file, [protocol], [secure-aggregation] and what silos must know of [data], nothing
-    secret and no path. `shape` is that of one row of inputs. `dtype` is "float32" or "float64". `recorded` are the
-    rounds with views, `rounds` the number that ran. `rows` counts each silo's; others' sizes count as known (they show
-    in the lengths of messages under cross-entropy, and in the length of an epoch). `head` and `head_bias` name the last
-    linear layer's parameters, empty where no layer is of [outputs, ..]. `head_magnitude` names g of its weight
-    normalisation, W = g v / |v|, where `head` names v. `arrays` are those of a sample of several
-    (`moretta.data.layout.SampleLayout.dump`), empty for a sample of one. `mask` is the shape of target masks, empty for
-    other targets.
+    Attributes:
+        settings: [protocol], [secure-aggregation] and what silos must know of [data]; neither secrets nor paths.
+        rows: The number of each silo's rows. Others' sizes count as known: they show in the lengths of messages under
+            cross-entropy, and in the length of an epoch.
+        shape: The shape of one row of inputs.
+        dtype: "float32" or "float64".
+        rounds: The number of rounds that ran.
+        recorded: The rounds with views.
+        head, head_bias: The names of the last linear layer's parameters; empty if no layer is of [outputs, ..].
+        head_magnitude: The name of g of its weight normalisation, W = g v / |v|; `head` then names v.
+        arrays: The arrays of a sample (`moretta.data.layout.SampleLayout.dump`); empty for a sample of one array.
+        mask: The shape of target masks; empty for other targets.
     """
 
     id: str
@@ -151,7 +155,9 @@ def whole(message: Message, frozen: Tensors) -> Message:
 class Architecture:
     """How to build the model, without weights: a run file's [model], or an exported program if it is from Python.
 
-    source, arguments, base: as of `moretta.models.catalogue.build`. program: `torch.export`'s, with weights of zero.
+    Attributes:
+        source, arguments, base: As in `moretta.models.catalogue.build`.
+        program: The bytes of `torch.export`'s program, with weights of zero; empty for a run file's model.
     """
 
     source: str = ""
@@ -178,9 +184,12 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Case:
-    """The input of one attack. thorough: whether it may take long.
+    """The input of one attack.
 
-    views: by role, the bytes of its recorded files by round. arrays: the declared knowledge, frozen.
+    Attributes:
+        views: The bytes of a role's recorded files, by role and round.
+        arrays: The declared knowledge, read-only.
+        thorough: Whether the attack may take long.
     """
 
     run: PublicRun
@@ -269,7 +278,11 @@ def torch_dtype(run: PublicRun) -> torch.dtype:
 def exported(model: nn.Module, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
     """Return the program of a model without a run file, with weights of zero.
 
-    shape, dtype: of a row of inputs. Raises `moretta.errors.ParameterError` if PyTorch cannot export it.
+    Args:
+        shape, dtype: The shape and dtype of a row of inputs.
+
+    Raises:
+        ParameterError: PyTorch cannot export the model.
     """
     blank = with_one_argument(copy.deepcopy(model).train())
     with torch.no_grad():

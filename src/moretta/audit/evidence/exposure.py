@@ -31,9 +31,11 @@ Models = dict[int, dict[str, Array]]
 class Holding:
     """A model that a silo holds in its own state, and along which all others move.
 
-    `name` is in words, with its article. `model` returns that of a silo before a round, in the run's dtype. `counted`
-    returns the silos in a silo's step of a round. `start` returns the first weights of shadow models, from drawn
-    weights and the held model.
+    Attributes:
+        name: In words, with its article.
+        model: Returns a silo's model before a round, in the run's dtype.
+        counted: Returns the silos in a silo's step of a round.
+        start: Returns the first weights of shadow models, from drawn weights and the held model.
     """
 
     name: str
@@ -46,8 +48,11 @@ class Holding:
 class Estimated:
     """Gradients of some layers in uploads that are not by name.
 
-    `why_not` returns why a run has no such gradients. `public` gives an attacker their public places. `shown` returns,
-    for a case, a round's ask and an upload's or a sum's tensors, the whole sent model, and the gradients by name.
+    Attributes:
+        why_not: Returns why a run has no such gradients, empty if it has.
+        public: Returns the public places of these gradients, for an attacker.
+        shown: Returns, for a case, a round's ask and the tensors of an upload or sum, the whole sent model and the
+            gradients by name.
     """
 
     why_not: Callable[[PublicRun], str]
@@ -59,15 +64,20 @@ class Estimated:
 class Exposure:
     """What a protocol shows.
 
-    `attacks` names those that fit it, of attacks that fit several protocols. `prefix` begins the names of gradients in
-    an upload. `uploaded` is the gradient that a silo uploads in a round, at the received parameters. `used` has the
-    numbers of the rows behind it. `recovered` returns, for rounds and the silos whose uploads counted in them, the true
-    gradients and models that the server's own secret recovers; None where it has only what it receives. `sent` returns
-    the true models that a case's silo receives, by round; tensors that do not travel are the given ones. It may be
-    None: models are not true, or are not sent. `worked_out` returns models that a silo computes from received ones,
-    with the true outputs. `holding` is a model in silos' own states, instead of one that travels. `estimated` are
-    gradients of some layers, where uploads have those and not whole ones by name. `moves` returns, for a case, how many
-    of a row's numbers move each tensor, where those are clipped and not gradients.
+    Attributes:
+        attacks: The names of the attacks that fit it, among those that fit several protocols.
+        prefix: The beginning of gradients' names in an upload.
+        uploaded: Returns the gradient that a silo uploads in a round, at the received parameters.
+        used: Returns the numbers of the rows behind that gradient.
+        recovered: Returns, for rounds and the silos that counted in them, the true gradients and models that the
+            server's secret recovers. None if the server has only what it receives.
+        sent: Returns the true models that a case's silo receives, by round; its last argument has the tensors that do
+            not travel. None if models are not true or not sent.
+        worked_out: Returns models that a silo computes from received ones, with the true outputs.
+        holding: A model in silos' own states, instead of one that travels.
+        estimated: Gradients of some layers, if uploads have those instead of whole ones by name.
+        moves: Returns, for a case, how many of a row's numbers move each tensor, if these are clipped instead of
+            gradients.
     """
 
     attacks: frozenset[str]
@@ -104,7 +114,10 @@ def why_not(run: PublicRun) -> str:
 def gather_rounds(truth: Truth, rounds: Mapping[int, Sequence[str]], arrays: Mapping[str, Array], view: str) -> Given:
     """Return the server's input for `read`, and background rows: its view, or the gradients by its own secret.
 
-    rounds: with the silos whose uploads counted in them. arrays: its further input. view: in words.
+    Args:
+        rounds: The silos whose uploads counted, by round.
+        arrays: The server's further input.
+        view: The server's view, in words.
     """
     run, known, shown = truth.run, truth.background, exposure(truth.run)
     inputs = {**arrays, "x": known.x, "y": known.y, **(shown.estimated.public(truth) if shown.estimated else {})}
@@ -127,7 +140,8 @@ def counted(case: Case, number: int) -> list[str]:
 def read(case: Case, number: int, silo: str = "") -> tuple[Tensors, Tensors, int]:
     """Return the sent model of a round, the gradient in a silo's upload, by parameter, and its number of rows.
 
-    silo: empty for the sum of all. A masked upload's words count as unmasked ones.
+    Args:
+        silo: The silo; empty for the sum of all. A masked upload's words are read as if they were unmasked.
     """
     run, shown = case.run, exposure(case.run)
     if shown.recovered:

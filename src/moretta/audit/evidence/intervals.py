@@ -63,8 +63,11 @@ def least_epsilon(pairs: int, guessed: int, right: int, delta: float) -> float:
 def of_mean(values: Array, low: float = -math.inf, high: float = math.inf) -> Interval:
     """Return Student's interval of a mean, within a range.
 
-    It is the whole range for one value, and for fewer than `FEWEST` equal ones: such values are counts, not
+    One value, or fewer than `FEWEST` equal ones, have the whole range as interval. Such values are counts, not
     measurements, and so few agree by luck.
+
+    Args:
+        low, high: The ends of the range.
     """
     from scipy import stats
 
@@ -80,10 +83,15 @@ def of_mean(values: Array, low: float = -math.inf, high: float = math.inf) -> In
 def bootstrapped(
     values: Array, statistic: Callable[[Array], float], draws: int = 2000, low: float = 0.0, high: float = 1.0
 ) -> Interval:
-    """Return the percentile interval of a statistic of rows drawn again with replacement. values: [rows, ...].
+    """Return the percentile interval of a statistic of rows drawn again with replacement.
 
-    Its percentiles make it Student's for a mean (Hesterberg, The American Statistician 2015, section 5.3). For fewer
-    than `FEWEST` rows it is the range of the statistic, from low to high.
+    Args:
+        values: [rows, ...].
+        draws: The number of draws of all rows.
+        low, high: The range of the statistic, which is the interval for fewer than `FEWEST` rows.
+
+    Source:
+        Percentiles that make it Student's for a mean: Hesterberg, The American Statistician 2015, section 5.3.
     """
     from scipy import stats
 
@@ -98,9 +106,12 @@ def bootstrapped(
 
 
 def of_median(values: Array, low: float, high: float) -> Interval:
-    """Return the order statistics between which a median lies, of any law; for fewer than `FEWEST` values low and high.
+    """Return the order statistics between which a median lies, of any law.
 
-    The k-th from either side, k the largest with P(fewer than k of n below the median) <= 2.5 %.
+    They are the k-th from either side, for the largest k with P(fewer than k of n below the median) <= 2.5 %.
+
+    Args:
+        low, high: The interval for fewer than `FEWEST` values.
     """
     from scipy import stats
 
@@ -113,12 +124,15 @@ def of_median(values: Array, low: float, high: float) -> Interval:
 def of_errors(errors: Array, guesses: Array | float = 1.0) -> Interval:
     """Return the interval of the median relative error of units that were drawn anew, such as keys of rounds.
 
-    errors: by unit. guesses: the error of a guess, by unit or one for all; guessing 0 has 1. For six units or more the
-    interval is `of_median` of errors over guesses. For fewer it follows from the errors' size. A claim without
-    knowledge of a true value has at most a part e of a guess's error with a chance of at most 2 e. Its sign is right in
-    one case of two. Its logarithm must be within e of the true one, which has a density of `DENSEST` or less. In more
-    dimensions the chance is less. So the largest of n errors is below e with a chance of at most (2 e)^n, and errors of
-    a scale s have s <= 2 max / 0.025^(1/n) with 97.5 %. The interval is from 0 to that.
+    For `FEWEST` units or more the interval is `of_median` of errors over guesses. For fewer it follows from the errors'
+    size. A claim without knowledge of a true value has at most a part e of a guess's error with a chance of at most 2
+    e. Its sign is right in one case of two. Its logarithm must be within e of the true one, which has a density of
+    `DENSEST` or less. In more dimensions the chance is less. So the largest of n errors is below e with a chance of at
+    most (2 e)^n. Errors of a scale s have s <= 2 max / 0.025^(1/n) with 97.5 %, and the interval is from 0 to that.
+
+    Args:
+        errors: The relative error of each unit, at least 0.
+        guesses: The error of a guess, of each unit or one for all; guessing 0 has 1.
     """
     errors = np.asarray(errors, dtype=np.float64)
     guesses = np.broadcast_to(np.asarray(guesses, dtype=np.float64), errors.shape)
@@ -130,9 +144,12 @@ def of_errors(errors: Array, guesses: Array | float = 1.0) -> Interval:
 
 
 def of_gain(squares: Array) -> Interval:
-    """Return the interval of 1 - squared error of units / that of a guess, at least 0. squares: both, [units, 2].
+    """Return the interval of 1 - squared error of units / that of a guess, at least 0.
 
-    Units are drawn again (`bootstrapped`); if they are few, the size of errors decides (`of_errors`).
+    Units are drawn again (`bootstrapped`). If they are few, the size of errors decides (`of_errors`).
+
+    Args:
+        squares: The squared error of each unit and of a guess at it, [units, 2].
     """
     if len(squares) >= FEWEST:
         return bootstrapped(squares, gain)
@@ -150,9 +167,12 @@ def gain(squares: Array) -> float:
 def auc(members: Array, others: Array) -> tuple[float, Interval]:
     """Return the area under the ROC curve of scores, higher for members, and its interval.
 
-    The interval is Newcombe's (Statistics in Medicine 2006, method 5): the areas t with |area - t| <= 1.96 sqrt(V(t)).
-    V follows Hanley and McNeil at t, not at the area of the scores, so it has a width also where that is 0 or 1. A
-    normal law is too sure of few scores: if ranks as far apart have a chance above 2.5 %, the interval includes 1/2.
+    The interval holds the areas t with |area - t| <= 1.96 sqrt(V(t)). V is at t, not at the area of the scores, so the
+    interval has a width also at areas of 0 and 1. A normal law is too sure of few scores: if ranks as far apart have a
+    chance above 2.5 %, the interval includes 1/2.
+
+    Source:
+        Newcombe, Statistics in Medicine 2006, method 5; V by Hanley and McNeil.
     """
     from sklearn.metrics import roc_auc_score
 
@@ -201,8 +221,10 @@ def _by_ranks(higher: Array, lower: Array) -> float:
 def units(batches: Sequence[Set[Hashable]], part: float = 0.0) -> NDArray[np.int64]:
     """Return the number of each batch's unit, from 0: a repeated success on the same rows is no new evidence.
 
-    Two batches are of one unit where they share more than a part of the larger one's rows, or both do so with others of
-    that unit.
+    Args:
+        batches: The rows of each batch.
+        part: Two batches that share more than this part of the larger one's rows, 0 to 1, are of one unit. So are two
+            that both do so with others of that unit.
     """
     from scipy.sparse import csgraph
 

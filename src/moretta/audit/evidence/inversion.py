@@ -68,7 +68,10 @@ class Effort:
     def within(cls, most: Search, step: float, searches: int, *, thorough: bool) -> Effort:
         """Return the effort of one of `searches` searches, so that all end within the seconds of an idle core.
 
-        most: seconds, starts and steps, also for a thorough audit, which searches by Adam too. step: the cost of one.
+        Args:
+            most: Seconds, starts and steps, by whether the audit is thorough.
+            step: The cost of one step (`network.times`).
+            thorough: Whether the search also goes by Adam.
         """
         seconds, starts, steps = most[thorough]
         steps = network.times(seconds / (starts * searches * (1 + thorough)), step, LEAST_STEPS, steps)
@@ -85,11 +88,16 @@ class Inverted:
 
 
 class Gradients:
-    """The gradients of one model at known parameters, float64 where it can.
+    """The gradients of one model at known parameters, in float64.
 
-    parameters: with buffers. seen: g*, by parameter. loss: "mse" or "cross-entropy". twice: pass a single row as two
-    equal ones. An exported program may need two rows, and their mean gradient is the same. linear: computes what was
-    seen from the gradients of these parameters, in order, if that is no gradient.
+    Args:
+        parameters: The model's parameters and buffers.
+        seen: g*, by parameter.
+        loss: "mse" or "cross-entropy".
+        twice: Pass a single row as two equal ones, whose mean gradient is the same. An exported program may need two
+            rows.
+        linear: Names of parameters, and a function of their gradients, in order, that returns the seen values. None if
+            `seen` is a gradient.
     """
 
     def __init__(
@@ -159,8 +167,9 @@ def invert(
 ) -> Inverted:
     """Return the rows with the nearest gradient over all starts.
 
-    labels: the rows' classes, if known under cross-entropy; they are then not searched for. first: x of the first
-    start, [rows, *shape].
+    Args:
+        labels: The rows' classes, int[rows], if known under cross-entropy; None searches for the targets too.
+        first: x of the first start, [rows, *shape]; None draws it.
     """
     generator = np.random.Generator(np.random.PCG64(seed))
     best: Inverted | None = None

@@ -51,8 +51,8 @@ def head_weight(run: PublicRun, parameters: Tensors) -> Array:
 def head_inputs(model: nn.Module, run: PublicRun, parameters: Tensors, x: Array) -> tuple[Array, Array]:
     """Return the head's inputs h [rows, inputs] and the outputs [rows, outputs] at these weights, float64.
 
-    It only runs the model, without its structure: with unit vectors for rows of the head, its outputs are entries of h.
-    So it works for an exported program too. The head must share its parameters with no other layer.
+    It only runs the model, so it works for an exported program too. With unit vectors for rows of the head, the outputs
+    are entries of h. The head must share its parameters with no other layer.
     """
     held = tensors(parameters)
     inputs = torch.tensor(x)

@@ -38,10 +38,15 @@ ROW_ENTRIES = 10  # cost of clipping and adding an entry of a row's own gradient
 class TrainingPlan:
     """How the run trains, in steps of one party that holds all rows.
 
-    `steps` counts those of the whole run. `part` is that of the rows in a batch. `rate` returns that of step 1 ..
-    steps. `optimizer` has its settings. `row_clip` is the largest norm of a row's gradient, 0 for any, and `noise` the
-    deviation of the noise in their sum. `update_clip` is, where noise is on whole updates, the largest norm of one, 0
-    for any; noise is then in their mean. `each` counts the steps of an update. `moves` has K of each tensor.
+    Attributes:
+        steps: The steps of the whole run.
+        part: The part of the rows in a batch, 0 to 1.
+        rate: Returns the learning rate of a step, 1 .. steps.
+        row_clip: The largest norm of a row's gradient; 0 does not clip.
+        noise: The deviation of the noise in the sum of rows' gradients; in the mean of updates if `update_clip` is set.
+        update_clip: The largest norm of a whole update, if noise is on updates; 0 does not clip.
+        each: The steps of an update.
+        moves: K of each tensor, by name.
     """
 
     steps: int
@@ -56,9 +61,12 @@ class TrainingPlan:
 
 
 def plan_of(run: PublicRun, silo: str = "") -> TrainingPlan:
-    """Return the plan of a run's public settings, without FedProx's pull; a FedAvg epoch has the smallest silo's steps.
+    """Return the plan of a run's public settings, without FedProx's pull.
 
-    silo: that trains alone, empty for all.
+    A FedAvg epoch has the smallest silo's steps.
+
+    Args:
+        silo: The silo that trains alone; empty for all together.
     """
     size = int(run.setting("batch-size", "data") or 0)
     silos = [Batches(count, size, 0, name) for name, count in run.rows.items() if silo in ("", name)]
@@ -195,9 +203,13 @@ def train(
     *,
     program: bool,
 ) -> list[dict[str, Array]]:
-    """Train from `begin` for `steps` steps; return the models at the parts `keep` of the way, ascending, and the last.
+    """Train from `begin` for `steps` steps; return the models at the parts `keep` of the way, and the last.
 
-    steps: the plan's own or fewer, over which its rates spread. program: whether the model is an exported one.
+    Args:
+        loss: Returns the loss of outputs and targets.
+        keep: Parts of the way, 0 to 1, ascending.
+        steps: The plan's steps or fewer, over which its rates spread.
+        program: Whether the model is an exported program.
     """
     modules.load(model, begin)
     generator = np.random.Generator(np.random.PCG64(seed))
@@ -217,8 +229,10 @@ def train(
 def steps_of(model: nn.Module, plan: TrainingPlan, x: Array, rows: int, models: int, seconds: float) -> int:
     """Return how many of the plan's steps, at least a few, each of the models takes.
 
-    x: rows of the kind that it trains on. rows: the number for one model. seconds: of an idle core, approximately, for
-    all.
+    Args:
+        x: Rows of the kind that the models train on.
+        rows: The number of rows that one model trains on.
+        seconds: The time of all models together on an idle core, approximately.
     """
     each_row = network.cost_of_row(model, x.shape[1:], tokens=x.dtype.kind in "iu")
     batch = max(1, round(plan.part * rows))
@@ -231,10 +245,18 @@ def steps_of(model: nn.Module, plan: TrainingPlan, x: Array, rows: int, models: 
 
 @torch.no_grad()
 def confidence(model: nn.Module, at: Tensors, x: Array, y: Array, loss: str, *, program: bool) -> Array:
-    """Return a model's confidence in each row's label, float64[rows], approximately Gaussian over models.
+    """Return a model's confidence in each row's label, approximately Gaussian over models.
 
-    It is log(p / (1 - p)) of cross-entropy, p of the label (Carlini et al., S&P 2022, Eq. 3). For mse it is -log of the
-    row's loss, much the same where a row is fitted well. program: an exported one has no eval mode.
+    Args:
+        at: The model's parameters.
+        program: Whether the model is an exported program, which has no eval mode.
+
+    Returns:
+        float64[rows]: log(p / (1 - p)) of cross-entropy, with p of the label. For mse -log of the row's loss, much the
+            same where a row is fitted well.
+
+    Source:
+        Carlini et al., S&P 2022, Eq. 3.
     """
     modules.load(model, at)
     if not program:

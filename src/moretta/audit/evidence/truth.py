@@ -49,8 +49,11 @@ UNTOLD_SECURE = ("roster", "identity")
 class Trained(Protocol):
     """Silos with their rows, a model's architecture, and the settings of a run's training.
 
-    model: with weights that reveal nothing. silos: all that trained, with their rows. layout: the packing of a sample
-    of several arrays; None for one array. outputs: their number.
+    Attributes:
+        model: The architecture, with weights that reveal nothing.
+        silos: All silos that trained, with their rows.
+        layout: The packing of a sample of several arrays; None for one array.
+        outputs: The number of the model's outputs.
     """
 
     model: nn.Module
@@ -76,9 +79,13 @@ class Trained(Protocol):
 class Truth:
     """All of a finished in-process run: public facts, the views, and what no role in it knew as a whole.
 
-    `folder` is that of the run; `federation`, `rounds` and `seed` are its own; `planned` keeps the rounds. `background`
-    has rows that an attacker may have, of the same kind as the silos' but none of theirs; None takes the first half of
-    the test rows. Raises `moretta.errors.ParameterError` for a run that was not recorded, or not whole.
+    Args:
+        federation, rounds, seed: As in the run; `planned` keeps the rounds.
+        background: Rows x and y that an attacker may have, of the same kind as the silos' but none of theirs. None
+            takes the first half of the test rows.
+
+    Raises:
+        ParameterError: The run was not recorded, or its folder is not whole. Settings, seed or rows have changed since.
     """
 
     def __init__(
@@ -200,7 +207,7 @@ class Truth:
     def parameters(self, number: int) -> Tensors:
         """Return the true model before a round in the run's dtype, as attacks run it and the run keeps it at the end.
 
-        A server may hold more digits of it. Only for protocols with a common model.
+        A server may hold more digits of it. The protocol must have a common model.
         """
         held = sorted(under("model/", self.states(number)["server"]).items())
         return {name: value.astype(self.run.dtype) if value.dtype.kind == "f" else value for name, value in held}
@@ -309,8 +316,11 @@ class Truth:
     def gradient(self, silo: str, number: int, parameters: Tensors | None = None, loss: Any = None) -> Tensors:
         """Return the gradient of the mean loss on a silo's batch of a round, by tensor.
 
-        parameters: None for the true model before the round. loss: of outputs and targets, None for the run's. Dropout
-        and augmentation draw as in the run.
+        Dropout and augmentation draw as in the run.
+
+        Args:
+            parameters: None takes the true model before the round.
+            loss: A function of outputs and targets; None takes the run's.
         """
         of, rows = self.federation, self.silo_rows(silo, self.federation.spec.run.device)
         at = self.parameters(number) if parameters is None else parameters

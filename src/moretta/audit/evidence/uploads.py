@@ -48,9 +48,11 @@ _UPLOADS = (PlainUpload, MaskedUpload, SealedShares)
 class Uploads:
     """One round as the server holds it.
 
-    `parameters` are those of the sent model, by name, empty if they travelled as one flat array. `received` has uploads
-    by silo, of the attempt that counted. `later` has the content of other messages of the same stamp. `names` and
-    `digest` are those of the cohort of the last set-up.
+    Attributes:
+        parameters: The sent model's parameters, by name; empty if they travelled as one flat array.
+        received: Uploads by silo, of the attempt that counted.
+        later: The content of other messages of the same stamp.
+        names, digest: The cohort of the last set-up, and its digest.
     """
 
     run: PublicRun

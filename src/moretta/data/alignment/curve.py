@@ -41,7 +41,11 @@ def encode(messages: Sequence[bytes], tag: bytes = TAG) -> Points:
 def blind(points: Points, secret: bytes) -> Points:
     """Return the points multiplied by a secret, uint8[points, 32] (X25519).
 
-    secret: 32 bytes, clamped. Raises `moretta.errors.PeerError` for a point whose order is too low to hide anything.
+    Args:
+        secret: 32 bytes, which X25519 clamps.
+
+    Raises:
+        PeerError: A point's order is too low to hide anything.
     """
     exchange, point_of = X25519PrivateKey.from_private_bytes(secret).exchange, X25519PublicKey.from_public_bytes
     data = points.tobytes()

@@ -99,12 +99,17 @@ def _pair(now: Stamp, first: str, other: str, *, onward: bool) -> Exchange[Match
 class Aligner:
     """Answers for one partner of an alignment.
 
-    me: its name. ids: of its rows. rules, pad_to: see `IdRules` and `Partner`; where: the rows' owner, for errors.
-    channel: how it writes to partners. root: of its secrets; None draws one from the operating system.
-
     An exchange with a partner may be repeated when answers get lost, but only with the same secrets and lists.
-    Otherwise a partner could send list after list, and test as many ids as it likes. The record `answers` holds those
-    lists for an aligner that must continue later; its root must then be kept too.
+    Otherwise a partner could send list after list, and test as many ids as it likes.
+
+    Args:
+        me: The partner's name.
+        ids: The ids of its rows, [rows].
+        rules, pad_to: As in `IdRules` and `Partner`.
+        where: The rows' owner, for errors.
+        channel: Writes to partners; None writes in the clear.
+        root: The root of its secrets; None draws one from the operating system.
+        answers: The lists of earlier exchanges, for an aligner that continues later; it needs the same root.
     """
 
     def __init__(

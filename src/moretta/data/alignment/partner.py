@@ -29,9 +29,13 @@ class NothingShared(RowsError):
 class Listing:
     """A partner's rows as alignments need them: each a different (normalised id, number of the row with it).
 
-    ids: of all rows, in the file's order. earlier: an alignment with others; then only its rows are listed. where: the
-    rows' owner, for errors. Raises `moretta.errors.ParameterError` for ids that cannot be compared, or that differ from
-    those of `earlier`.
+    Args:
+        ids: The ids of all rows, in the file's order.
+        where: The rows' owner, for errors.
+        earlier: An alignment with others, whose rows alone are listed.
+
+    Raises:
+        ParameterError: Ids cannot be compared, or differ from those of `earlier`, or its rules do.
     """
 
     def __init__(
@@ -61,8 +65,13 @@ class Listing:
 class Partner:
     """Answers for one partner in one exchange: `blind`, then `again`, then `match`, each once.
 
-    pad_to: the length to which random points pad its list, so that the other does not learn the number of rows; None
-    pads nothing. root: its secrets; None draws them from the operating system.
+    Args:
+        pad_to: The length to which random points pad its list, so that the other does not learn the number of rows.
+            None pads nothing.
+        root: The root of its secrets; None draws it from the operating system.
+
+    Raises:
+        RowsError: The rows are more than `pad_to`.
     """
 
     def __init__(self, listing: Listing, pad_to: int | None = None, root: SecretRoot | None = None) -> None:
@@ -101,8 +110,12 @@ class Partner:
     def match(self, own_again: Points) -> Alignment:
         """Return the alignment, from the own list under both secrets.
 
-        Works once. Raises `moretta.errors.PeerError` for a list other than the own one, and `NothingShared`. Padding
-        matches nothing and has no error of its own, by which partners could count rows.
+        Padding matches nothing and has no error of its own, by which partners could count rows.
+
+        Raises:
+            PeerError: The list is not as long as the own one.
+            NothingShared: The partners share no id.
+            MisuseError: The other's list is missing, or this one was matched before.
         """
         if self._theirs is None:
             raise MisuseError("expected the other partner's list before the own one comes back")
@@ -146,9 +159,13 @@ def left_of(earlier: Alignment, later: Alignment) -> bytes:
 
 
 def narrowed(earlier: Alignment, left: bytes) -> Alignment:
-    """Return the rest of an alignment after another partner aligned with the first one. left: see `left_of`.
+    """Return the rest of an alignment after another partner aligned with the first one.
 
-    Raises `moretta.errors.PeerError` for other bytes, and for positions outside it.
+    Args:
+        left: The bytes of `left_of`.
+
+    Raises:
+        PeerError: The bytes are malformed, or have positions outside the alignment.
     """
     if len(left) < DIGEST_BYTES or (len(left) - DIGEST_BYTES) % _POSITIONS.itemsize:
         raise PeerError("expected a digest and positions of rows")
@@ -289,7 +306,11 @@ class IdRules:
     def of(cls, names: Iterable[str]) -> IdRules:
         """Return the rules with these switches on and all others off, by their names with dashes or underscores.
 
-        Raises `moretta.errors.ParameterError` for an unknown name.
+        Args:
+            names: Names of switches, or "none" alone.
+
+        Raises:
+            ParameterError: A name is unknown, or "none" has others beside it.
         """
         chosen = {name.replace("-", "_") for name in names}
         if "none" in chosen and len(chosen) > 1:
@@ -318,10 +339,14 @@ class IdRules:
         return hashlib.sha256(encode_purpose("rules of ids", *switches)).digest()
 
     def normalised(self, ids: Sequence[str] | NDArray[np.generic], where: str) -> list[str]:
-        """Return normalised ids. where: begins each error's sentence.
+        """Return normalised ids.
 
-        Raises `moretta.errors.ParameterError`, without quoting an id, for ids that are neither text nor whole numbers,
-        empty, too long, or have line breaks, control or invisible characters.
+        Args:
+            where: The start of each error's sentence.
+
+        Raises:
+            ParameterError: Ids are neither text nor whole numbers, are empty or too long, or have line breaks, control
+                or invisible characters. The sentence quotes no id.
         """
         written = _texts(ids, where)
         odd = {unicodedata.category(mark) for text in written if not text.isprintable() for mark in text}

@@ -32,7 +32,9 @@ OTHER = "the other partner"
 class StepFile(Message):
     """The file from one partner to the other: its own list (steps 1 and 2), and the other's list again (2 and 3).
 
-    rules: SHA-256 of the rules that normalise ids. digest: of the alignment, in step 3; empty before.
+    Attributes:
+        rules: SHA-256 of the rules that normalise ids.
+        digest: The digest of the alignment, in step 3; empty before.
     """
 
     number: int
@@ -51,7 +53,8 @@ class StepFile(Message):
 class Secrets(Message):
     """The secrets of a partner between its steps: its root, and the other's list under both secrets.
 
-    earlier: the digest of the alignment that it continues from; empty without one.
+    Attributes:
+        earlier: The digest of the alignment that it continues from; empty without one.
     """
 
     number: int
@@ -80,9 +83,13 @@ class OtherRows(PeerError):
 
 
 class Finished(NamedTuple):
-    """The result of `finish`. step: the file for the other partner, None at the end. left: for earlier partners.
+    """The result of `finish`.
 
-    secrets: the own ones, bound to the other's list. Keep them before you write the rest: they finish with no other.
+    Attributes:
+        step: The file for the other partner; None after step 3.
+        left: The file for earlier partners; None without an earlier alignment.
+        secrets: The own secrets, bound to the other's list. Keep them before you write the rest: they finish with no
+            other.
     """
 
     alignment: Alignment
@@ -129,9 +136,16 @@ def finish(
 ) -> Finished:
     """Return the alignment from step 2 or 3 and the own secrets.
 
-    Raises `moretta.errors.RowsError` for other rows and `moretta.errors.ParameterError` for another earlier alignment
-    than at the start of the exchange. Raises `moretta.errors.PeerError` for a step of another exchange, or another list
-    than an answered one. `partner.NothingShared` and `OtherRows` end the exchange.
+    Args:
+        where: The rows' owner, for errors.
+        earlier: The alignment that the exchange continues from.
+
+    Raises:
+        RowsError: The ids have changed since the exchange began.
+        ParameterError: The exchange began with another earlier alignment.
+        PeerError: The step belongs to another exchange, or has another list than an answered one.
+        NothingShared: The partners share no id.
+        OtherRows: The other partner found other shared rows.
     """
     own = _read(secrets, Secrets)
     got = _read(step, StepFile, own.number + 1)

@@ -90,8 +90,14 @@ def read_unlabelled(
 ) -> tuple[Array, tuple[str, ...]]:
     """Return images [rows, channels, size, size], lazy like those to train on, and the path of each below the folder.
 
-    table: holds their paths in the column `name`; None takes all images (`ENDINGS`) in the folder and below that are
-    not hidden, sorted by path. Raises as `read_labelled`.
+    Args:
+        table: A file with the paths in the column `name`. None takes all images (`ENDINGS`) in the folder and below
+            that are not hidden, sorted by path.
+        written: The form of that file.
+
+    Raises:
+        ParameterError: The folder has no images, or the table lacks the column. Further errors are those of
+            `read_labelled`.
     """
     _check_folder(folder)
     if table is not None:

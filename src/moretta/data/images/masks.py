@@ -128,7 +128,9 @@ def _of_nifti(content: bytes, where: str, plane: str | None) -> NDArray[np.int64
 def identity_of(content: bytes, where: str) -> Any | None:
     """Return an image's SOP instance and place in the patient, as in pydicom; None if the file is not DICOM.
 
-    content: the image's file, read earlier. where: begins each error's sentence.
+    Args:
+        content: The image's file.
+        where: The start of each error's sentence.
     """
     if not scans.is_dicom(content):
         return None

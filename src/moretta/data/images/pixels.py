@@ -85,9 +85,13 @@ class ImageForm:
         return np.repeat(mean, shape[0] // len(mean)), np.repeat(deviation, shape[0] // len(mean))
 
     def standardised(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return images [..., channels, height, width] by the channels' means and deviations, in their own memory.
+        """Return images by the channels' means and deviations, in their own memory.
 
-        Raises ParameterError for another number of channels.
+        Args:
+            x: Images [..., channels, height, width], which are written to.
+
+        Raises:
+            ParameterError: The images have another number of channels.
         """
         if self.channel_mean is None or self.channel_deviation is None:
             return x
@@ -104,8 +108,12 @@ class ImageForm:
 def read_image(content: bytes, where: str, form: ImageForm) -> tuple[Pixels, tuple[float, float] | None]:
     """Return a file's own pixels, float32[1 or 3, height, width] in [0, 1], and mm between them if known.
 
-    where: begins each error's sentence. Raises ParameterError for a file that is not an image or does not suit the
-    form, and MissingExtra without the package that reads it.
+    Args:
+        where: The start of each error's sentence.
+
+    Raises:
+        ParameterError: The file is not an image or does not suit the form.
+        MissingExtra: The package that reads it is not installed.
     """
     with within_memory(where):
         if is_dicom(content):

@@ -74,9 +74,16 @@ def read_dicom(
 ) -> tuple[NDArray[np.float32], tuple[float, float] | None]:
     """Return pixels float32[channels, height, width] in [0, 1], and the mm from one to the next, down and across.
 
-    channels: 1 of grey images, 3 of coloured ones. window: center and width in rescaled values, of grey images.
-    where: begins each error's sentence. Raises ParameterError for a file without pixels, with several frames, with a
-    palette or a modality table, or compressed in a way that cannot be decoded here; MissingExtra without pydicom.
+    Grey images have 1 channel, coloured ones 3.
+
+    Args:
+        where: The start of each error's sentence.
+        window: Center and width in rescaled values, for grey images.
+
+    Raises:
+        ParameterError: The file has no pixels, several frames, a palette or a modality table, or cannot be decoded
+            here.
+        MissingExtra: pydicom is not installed.
     """
     pydicom = pydicom_reader()
     check_inflated(content, where)
@@ -232,9 +239,14 @@ def read_nifti(
 ) -> tuple[NDArray[np.float32], tuple[float, float] | None]:
     """Return pixels float32[1, height, width] in [0, 1], and the mm from one to the next, down and across.
 
-    window: center and width in rescaled values. plane: of `PLANES`. where: begins each error's sentence. Raises
-    ParameterError for several volumes, colours, an unknown orientation or range, and where no plane is named;
-    MissingExtra without nibabel.
+    Args:
+        where: The start of each error's sentence.
+        window: Center and width in rescaled values.
+        plane: A key of `PLANES`.
+
+    Raises:
+        ParameterError: The file has several volumes, colours, or an unknown orientation or range, or no plane is named.
+        MissingExtra: nibabel is not installed.
     """
     try:
         import nibabel

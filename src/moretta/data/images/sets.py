@@ -42,8 +42,10 @@ _KAGGLE = np.array([0, 1, 2, 3, 5, 6, 4])  # hmnist_28_28_RGB.csv counts nv 4, v
 class Images:
     """Pixels uint8[n, channels, height, width] and labels int64[n].
 
-    Without a split by the publisher the test part is `None`. Then rows of equal `group` [n] show the same lesion, and
-    `domain` [n] is the domain of each row.
+    Attributes:
+        x_test, y_test: None for a set without a split by the publisher.
+        group: int64[n], the lesion that a row shows; None for a set without groups.
+        domain: str[n], the domain of each row; None for a set without domains.
     """
 
     x: Pixels
@@ -290,8 +292,10 @@ def load_office_home(folder: Path | None, size: int = OFFICE_HOME_SIZE) -> Image
     """Return all images as pixels uint8[n, 3, size, size], squeezed to a square, with categories and domains.
 
     Classes are the category names in sorted order, without hidden folders. Only .jpg, .jpeg and .png files are read.
-    Raises ParameterError for a folder that is missing, lacks a domain or has no images, and for an unreadable image,
-    by its name. Raises MissingExtra without Pillow.
+
+    Raises:
+        ParameterError: The folder is missing, lacks a domain or has no images, or an image is unreadable.
+        MissingExtra: Pillow is not installed.
     """
     folder = existing_folder(OFFICE_HOME, folder, _EXPECTED, _WHERE)
     places = _places(folder if not (folder / _ARCHIVE).is_dir() else folder / _ARCHIVE)

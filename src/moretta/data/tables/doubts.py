@@ -56,8 +56,11 @@ _PLACEHOLDERS = frozenset(
 class Hints:
     """The user's hints where there is no schema.
 
-    target: its name, None for the last column. id_column: its name, if any. header: whether the first line surely has
-    the names of columns. known: whether all columns surely are what they look like.
+    Attributes:
+        target: The name of the target's column; None takes the last one.
+        id_column: The name of the column of ids; None without one.
+        header: Whether the first line surely has the names of columns.
+        known: Whether all columns surely are what they look like.
     """
 
     target: str | None = None
@@ -74,8 +77,9 @@ class Hints:
 class Reading:
     """One reading of a column.
 
-    column: its form in schema.toml; None if that has no form for it, and `what` has the remedy. key: a key of a run
-    file with the same meaning without a schema.
+    Attributes:
+        column: Its form in schema.toml. None if that has no form for it, and `what` has the remedy.
+        key: A key of a run file with the same meaning without a schema.
     """
 
     what: str

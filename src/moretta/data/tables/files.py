@@ -112,8 +112,12 @@ def is_table(source: str) -> bool:
 def read_columns(path: Path, form: Format | None = None, leave_out: Collection[str] = ()) -> dict[str, Column]:
     """Return a file's columns by name, in the file's order; numbers of a CSV file are still words (`as_numbers`).
 
-    leave_out: columns whose cells are not read, and are empty words. Raises `moretta.errors.ParameterError`, naming the
-    file and the line or the column, for an unreadable file, and `moretta.errors.MissingExtra` without pyarrow.
+    Args:
+        leave_out: Columns whose cells are not read, and become empty words.
+
+    Raises:
+        ParameterError: The file is unreadable; the sentence names it and the line or the column.
+        MissingExtra: pyarrow is not installed.
     """
     with within_memory(f"{path}"):
         return _columns(path, form or Format(), leave_out)
@@ -145,9 +149,11 @@ def _columns(path: Path, form: Format, leave_out: Collection[str]) -> dict[str, 
 
 
 def check_order(columns: Mapping[str, Any], where: str) -> None:
-    """Raise `moretta.errors.ParameterError` if columns of pandas are in different orders, by their indices.
+    """Raise ParameterError if columns of pandas are in different orders, by their indices.
 
-    columns: of the same rows, by the names of arguments; a mapping is a column for each of its keys.
+    Args:
+        columns: Columns of the same rows, by the names of arguments. A mapping is a column for each of its keys.
+        where: The start of the error's sentence.
     """
     flat = dict[str, Any]()
     for name, value in columns.items():
@@ -182,10 +188,15 @@ def column_names(frame: Any) -> Sequence[Any]:
 def as_columns(
     frame: Any, where: str, form: Format | None = None, leave_out: Collection[str] = ()
 ) -> dict[str, Column]:
-    """Return the columns of a frame or a mapping, by name, in the form of a file's. where: begins an error's sentence.
+    """Return the columns of a frame or a mapping, by name, in the form of a file's.
 
-    frame: of pandas, polars or pyarrow, with columns by name. leave_out: unread columns. Raises
-    `moretta.errors.ParameterError` for columns of unequal length, or of other values than numbers, words, dates.
+    Args:
+        frame: A frame of pandas, polars or pyarrow, or a mapping of columns.
+        where: The start of each error's sentence.
+        leave_out: Columns that are left out.
+
+    Raises:
+        ParameterError: Columns have unequal lengths, or values other than numbers, words and dates.
     """
     names = list(frame if isinstance(frame, Mapping) else column_names(frame))
     check_order({"columns": frame}, where)

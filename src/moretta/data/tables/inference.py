@@ -61,9 +61,13 @@ class Guess:
 
 
 def infer(columns: Columns, hints: Hints, where: str, form: Format) -> Schema:
-    """Infer the schema of a file. where: the file, which begins the sentence of an error.
+    """Infer the schema of a file.
 
-    Raises `moretta.errors.ParameterError`, with the question, for a guess that is not sure.
+    Args:
+        where: The file, which begins each error's sentence.
+
+    Raises:
+        ParameterError: A guess is not sure, and the sentence asks the question; or a column lacks values.
     """
     guesses = propose(columns, hints, where, form)
     target = hints.target or list(columns)[-1]
@@ -93,8 +97,8 @@ def infer(columns: Columns, hints: Hints, where: str, form: Format) -> Schema:
 def propose(columns: Columns, hints: Hints, where: str, form: Format) -> dict[str, Guess]:
     """Return the best guess at each column, in the file's order.
 
-    Raises `moretta.errors.ParameterError` for a target or an id column outside the file, and if the first line looks
-    like a row.
+    Raises:
+        ParameterError: The file lacks the target, the id column or any input, or its first line looks like a row.
     """
     target = hints.target or list(columns)[-1]
     for key, name in (("the target", hints.target), ("id-column", hints.id_column)):
@@ -153,8 +157,10 @@ def _once(guesses: dict[str, Guess], hints: Hints) -> dict[str, Guess]:
 def infer_labels(columns: Columns, hints: Hints, group_column: str | None, where: str, form: Format) -> Schema:
     """Infer the schema of a table that names files of images in its column "file".
 
-    Unnamed columns are omitted. Raises `moretta.errors.ParameterError`, with the remedy, for a missing column, and for
-    a target that is not sure.
+    Other columns than the file, the target, the ids and the groups are omitted.
+
+    Raises:
+        ParameterError: A column is missing or named twice, or the target is not sure; the sentence has the remedy.
     """
     named = {"file": "file", "id-column": hints.id_column, "group-column": group_column}
     named["the target"] = hints.target or list(columns)[-1]

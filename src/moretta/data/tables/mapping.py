@@ -80,9 +80,13 @@ class ColumnMapping(Section):
     def read(
         self, path: Path, form: Format | None, where: str, dropped: Collection[str] = ()
     ) -> "tuple[dict[str, Column], MappingEffect]":
-        """Return a file's columns as the schema reads them, and the effect. dropped: the schema's dropped columns.
+        """Return a file's columns as the schema reads them, and the effect.
 
-        Raises as `applied` and `moretta.data.tables.files.read_columns`.
+        Args:
+            dropped: The schema's dropped columns.
+
+        Raises:
+            ParameterError: As `applied` and `moretta.data.tables.files.read_columns`.
         """
         return self.applied(read_columns(path, form, self.unread(dropped)), where, form)
 
@@ -91,8 +95,10 @@ class ColumnMapping(Section):
     ) -> tuple[dict[str, Column], Mapping[int, str], NDArray[np.intp]]:
         """Apply the mapping to rows to predict; return the columns, the rows that do not fit and why, and the rest.
 
-        Rows have their numbers in the file, from 1. Mapped columns may be missing, such as a target. Raises as
-        `applied` if no row fits.
+        Rows have their numbers in the file, from 1. Mapped columns may be missing, such as a target.
+
+        Raises:
+            ParameterError: No row fits; as `applied`.
         """
         there = {
             key: {name: value for name, value in getattr(self, key).items() if name in columns}
@@ -113,9 +119,13 @@ class ColumnMapping(Section):
     def applied(self, columns: Columns, where: str, form: Format | None) -> "tuple[dict[str, Column], MappingEffect]":
         """Return a file's columns as the schema reads them, and the effect as counts.
 
-        where: the file or site, which begins the sentence of an error. form: of a .csv file.
-        Raises `moretta.errors.ParameterError`, without quoting a cell, for a missing column, a word that is not mapped,
-        a unit of cells that are not numbers, and two columns of one name.
+        Args:
+            where: The file or site, which begins each error's sentence.
+            form: The form of a .csv file.
+
+        Raises:
+            ParameterError: A column is missing, a word is not mapped, cells with a unit are not numbers, or two columns
+                get one name. The sentence quotes no cell.
         """
         for name in (*self.drop, *self.rename, *self.recode, *self.units):
             if name not in columns:

@@ -91,9 +91,12 @@ class ColumnRules:
 class Expansion:
     """How coded rows (`moretta.data.tables.rows`) become inputs, without any fitted value.
 
-    features: the names of the coded columns. names: of the inputs. source: int64[inputs], each input's coded column.
-    kinds: int8[inputs]: `PLAIN`, the value; `ONE_OF`, 1 where it is the code; `MARK`, 1 where it is absent. codes:
-    float64[inputs].
+    Attributes:
+        features: The names of the coded columns.
+        names: The names of the inputs.
+        source: int64[inputs], each input's coded column.
+        kinds: int8[inputs]: `PLAIN`, the value; `ONE_OF`, 1 where it is the code; `MARK`, 1 where it is absent.
+        codes: float64[inputs], the code of each `ONE_OF`.
     """
 
     features: tuple[str, ...]
@@ -129,8 +132,11 @@ class Expansion:
 def check_rounding(numbers: NDArray[np.generic], where: str, names: Sequence[str] = ()) -> None:
     """Raise RowsError, naming the column, where float32, in which rows are kept, loses their differences.
 
-    It is more than 1 % of a column's deviation. numbers: [rows] or [rows, columns], NaN where absent; of 32 bits or
-    several axes nothing is checked. where: begins the sentence.
+    That is a rounding of more than 1 % of a column's deviation.
+
+    Args:
+        numbers: [rows] or [rows, columns], NaN where absent. Numbers of 32 bits or several axes are not checked.
+        where: The start of the error's sentence.
     """
     if numbers.dtype.kind not in "fiu" or numbers.dtype.itemsize <= 4 or numbers.ndim not in (1, 2) or not len(numbers):
         return
@@ -152,8 +158,10 @@ def check_rounding(numbers: NDArray[np.generic], where: str, names: Sequence[str
 class Preparation:
     """The fitted statistics, applied as (x, or fill where x is absent, - mean) / deviation.
 
-    fill, mean, deviation: float64[columns], or [1] for all columns alike. target_mean, target_deviation:
-    float64[outputs]: silos train on (y - target_mean) / target_deviation; empty for unchanged targets.
+    Attributes:
+        fill, mean, deviation: float64[columns], or [1] for all columns alike.
+        target_mean, target_deviation: float64[outputs]: silos train on (y - target_mean) / target_deviation. Empty for
+            unchanged targets.
     """
 
     fill: NDArray[np.float64]

@@ -46,8 +46,10 @@ CENSORED = re.compile(r"^[<>]=?\s*(?=[+-]?[0-9.])")
 class TableRows:
     """The rows of one file: coded inputs, the same expanded (x) or images, targets, ids and groups.
 
-    y: int64[rows], a class's place in the schema, or float64[rows]; empty without targets. ids, groups: str[rows].
-    left_out: rows of the file that are not among these, from 1, each with the reason.
+    Attributes:
+        y: int64[rows], a class's place in the schema, or float64[rows]; empty without targets.
+        ids, groups: str[rows].
+        left_out: The reason for each row of the file that is left out, by its number from 1.
     """
 
     coded: NDArray[np.float32]

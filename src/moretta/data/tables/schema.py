@@ -277,9 +277,10 @@ class Schema(Section):
 
 
 def load(path: Path) -> Schema:
-    """Read a schema. Raises `moretta.errors.ParameterError` for an invalid one.
+    """Read a schema; a warning lists properties of a Table Schema that a schema cannot keep.
 
-    A warning lists properties of a Table Schema that a schema cannot keep.
+    Raises:
+        ParameterError: The schema is invalid.
     """
     schema, unkept = read(path)
     if unkept:

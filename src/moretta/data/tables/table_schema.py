@@ -141,8 +141,12 @@ class _Table(_Descriptor):
 def read(text: str, where: str, target: str | None = None) -> tuple[Columns, list[str]]:
     """Return a Table Schema's columns as in schema.toml, and in words the properties that it cannot keep.
 
-    where: the file, which begins the sentence of an error. target: the column to predict, which a field may also
-    declare by ``"moretta": {"kind": "target"}``. Raises `moretta.errors.ParameterError`.
+    Args:
+        where: The file, which begins each error's sentence.
+        target: The column to predict, which a field may also declare by ``"moretta": {"kind": "target"}``.
+
+    Raises:
+        ParameterError: The text is not a Table Schema, or a name is missing or repeated.
     """
     try:
         table = _Table.model_validate_json(text)

@@ -53,7 +53,9 @@ from moretta.secure_aggregation.unmasking import Unmask
 class Moves:
     """The moves of a round by blocks, each a direction d_k that is zero outside of its block: x_k = d_k . g.
 
-    recipe: with the blocks that have scalars, and no others. keys: of these blocks' signs.
+    Attributes:
+        recipe: The recipe of the blocks that have scalars, and of no others.
+        keys: The keys of these blocks' signs.
     """
 
     recipe: Recipe
@@ -146,7 +148,9 @@ def size_of(block: LayerBlock, layout: Layout) -> int:
 def cosine_expected(some: Sequence[LayerBlock], layout: Layout, true: Floats, silos: int = 1) -> float:
     """Return the approximate score of the estimate of these blocks, by E|estimate|^2 of each (`silo.blocks`).
 
-    true: the gradient, float64[n]. silos: the number that draw moves of their own.
+    Args:
+        true: The gradient, float64[n].
+        silos: The number of silos that draw moves of their own.
     """
     parts, whole, estimated = layout.split(true), 0.0, 0.0
     for block in some:
@@ -171,9 +175,11 @@ DRAWN = 30.0  # cost of drawing and adding an entry of a direction, in multiplic
 class Round:
     """One round as the server sees it.
 
-    `ask` is the request. `directions` are d_1 .. d_K, or the moves of blocks. `uploads` are those in the clear,
-    x_1 .. x_K by silo, and empty where they were masked. `words` are those of pairwise masked uploads, by silo.
-    `silos` are those whose uploads counted. `seed` is that of the directions.
+    Attributes:
+        directions: d_1 .. d_K, or the moves of blocks.
+        uploads: x_1 .. x_K by silo, in the clear; empty if uploads were masked.
+        words: The words of pairwise masked uploads, by silo.
+        silos: The silos whose uploads counted.
     """
 
     ask: Estimate
@@ -279,7 +285,9 @@ def partly_trained(model: nn.Module, run: PublicRun) -> nn.Module:
 def forward_of(model: nn.Module, run: PublicRun, fixed: Mapping[str, Array], *, tokens: bool = False) -> Forward:
     """Return the runner of the architecture at flat parameters, which moves its blocks where the run does.
 
-    fixed: untrained tensors, by name. tokens: whether inputs are whole numbers.
+    Args:
+        fixed: Untrained tensors, by name.
+        tokens: Whether inputs are whole numbers.
     """
     model = partly_trained(model, run)
     held = model.state_dict(keep_vars=True)

@@ -91,7 +91,9 @@ def noise_rows(
 ) -> tuple[Array, Array]:
     """Return a batch of noise: columns Gaussian with the means and deviations of x, labels of y at random.
 
-    Whole numbers, tokens, are drawn from those of their column, and with `tokens` so are all columns beside them.
+    Args:
+        x: Rows [n, ...]. Whole numbers are tokens, and each is drawn from its column.
+        tokens: Whether all columns are drawn from their values, as tokens are.
     """
     if tokens or x.dtype.kind in "iu":
         pick = generator.integers(0, len(x), (rows, *x.shape[1:]))

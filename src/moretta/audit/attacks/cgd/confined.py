@@ -112,7 +112,7 @@ def rows_of_sum(truth: Truth, number: int) -> int:
 def local(truth: Truth, name: str, number: int) -> Local:
     """Return the gradient of a round's batch at the participant's confined model, its loss and its number of rows.
 
-    Only without split columns. Dropout and augmentation draw as in the run.
+    It needs a run without split columns. Dropout and augmentation draw as in the run.
     """
     weights = participant(truth, name, number).model()
     return whole_gradient(truth.network(), weights, truth.silo_rows(name), truth.loss, truth.drawn(number), no_phase)
@@ -124,7 +124,8 @@ def local(truth: Truth, name: str, number: int) -> Local:
 def merits(truth: Truth, weights: Tensors, rows: Rows) -> Floats:
     """Return each row's contribution to a model's score: 1 if correct, for numbers 1 - its share of R^2's loss.
 
-    Their mean is the accuracy, or R^2: 1 - mean squared error / variance.
+    Returns:
+        float64[rows], whose mean is the accuracy, or R^2: 1 - mean squared error / variance.
     """
     outputs = truth.predicted(weights, rows.x)
     if truth.run.task == "classification":

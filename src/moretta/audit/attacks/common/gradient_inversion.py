@@ -113,7 +113,9 @@ def gather_of(truth: Truth, number: int, silos: Sequence[str], view: str) -> Giv
 def attack(case: Case) -> Claim:
     """Claim x [rows, ...] and y [rows, outputs] of a silo's batch, and the distance of their gradient.
 
-    round, silos: the attacked ones, silos by number.
+    Args:
+        case: Its arrays hold ``round``, the number of the attacked round, and ``silos``, the places of the attacked
+            silos.
     """
     return found_rows(case, case.run.silos[int(case.arrays["silos"][0])])
 

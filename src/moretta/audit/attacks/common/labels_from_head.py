@@ -51,9 +51,12 @@ def gather(truth: Truth) -> Given:
 
 
 def attack(case: Case) -> Claim:
-    """Claim counts [rounds, uploads, classes], and those that a masked upload's own words would give.
+    """Claim the counts of labels in uploads, and those that a masked upload's own words would give.
 
-    present: [rounds, silos], whose uploads counted. masked_of: the number of the silo of that masked upload.
+    Returns:
+        ``counts``, [rounds, uploads, classes], and ``present``, [rounds, silos]: whether a silo's upload counted. If
+            uploads are masked also ``masked``, [rounds, classes], and ``masked_of``, the place of the silo of that
+            upload.
     """
     claims = [_of_round(case, number) for number in case.arrays["rounds"].tolist()]
     return {"rounds": case.arrays["rounds"]} | {n: np.array([claim[n] for claim in claims]) for n in claims[0]}

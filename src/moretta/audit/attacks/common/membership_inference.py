@@ -77,10 +77,13 @@ def fits(run: PublicRun) -> str:
 
 
 def candidates(truth: Truth, silo: str) -> tuple[Array, Array, NDArray[np.bool_], NDArray[np.int64]]:
-    """Return x, y, which are a silo's, and the number of each one's pair; ordered by a hash of the rows.
+    """Return candidate rows of a silo and of outsiders, in the order of a hash, which is independent of membership.
 
-    The hash is independent of membership. A pair is a row of each kind, with one label. Raises
-    `moretta.errors.ParameterError` where they share none.
+    Returns:
+        x, y, whether each is the silo's, and the number of its pair. A pair is a row of each kind with one label.
+
+    Raises:
+        ParameterError: No row outside training has a label of the silo's.
     """
     theirs, nobodys = truth.rows(silo), truth.others
     first, second = _same_labels(*_labels(theirs, nobodys, truth.run.task))
@@ -165,8 +168,10 @@ def attack(case: Case) -> Claim:
 def ratios(case: Case, plan: TrainingPlan, begin: Tensors, held: Sequence[Tensors], parts: Sequence[float]) -> Claim:
     """Claim likelihood ratios of the case's candidates ``x`` and ``y``, of which ``known/`` and ``own/`` are others.
 
-    begin: the start of shadow models. held: the attacked models, the last one from the end; parts: the run's progress
-    at the others.
+    Args:
+        begin: The start of shadow models.
+        held: The attacked models; the last one is from the end of the run.
+        parts: The run's progress, 0 to 1, at each of the others.
     """
     run, model, program = case.run, case.model(), bool(case.architecture.program)
     x, y = (np.concatenate([case.arrays[key], case.arrays[f"known/{key}"]]) for key in ("x", "y"))
@@ -205,7 +210,13 @@ def ratios(case: Case, plan: TrainingPlan, begin: Tensors, held: Sequence[Tensor
 def likelihood_ratio(phi: Array, shadows: Array, inside: NDArray[np.bool_]) -> Floats:
     """Return log N(phi; in) - log N(phi; out) of each row.
 
-    phi: [rows]. shadows: [models, rows], the same of shadow models. inside: whether a row was in one's training.
+    Args:
+        phi: The attacked model's confidence, [rows].
+        shadows: The confidence of shadow models, [models, rows].
+        inside: Whether a row was in a shadow model's training, [models, rows].
+
+    Source:
+        LiRA, Carlini et al., S&P 2022, Algorithm 1, with one deviation for all rows (section VI-C).
     """
     total, sides = np.zeros(len(phi)), ((inside, 1.0), (~inside, -1.0))
     for side, sign in sides:
@@ -220,7 +231,12 @@ def likelihood_ratio(phi: Array, shadows: Array, inside: NDArray[np.bool_]) -> F
 def robust_ratio(phi: Array, shadows: Array, count: int, loss: str) -> Floats:
     """Return for each of the first `count` rows the part of the others from which it stands out by `GAMMA`.
 
-    phi: [rows], as of `moretta.audit.evidence.shadows.confidence`. shadows: [models, rows], the same of shadow models.
+    Args:
+        phi: The attacked model's confidence (`moretta.audit.evidence.shadows.confidence`), [rows].
+        shadows: The confidence of shadow models, [models, rows].
+
+    Source:
+        RMIA, Zarifzadeh, Liu, Shokri, ICML 2024, Eq. 2 to 4.
     """
     each, of_shadows = (value if loss == "mse" else -np.logaddexp(0.0, -value) for value in (phi, shadows))  # log p
     ratio = each - (np.logaddexp.reduce(of_shadows) - np.log(len(shadows)))

@@ -49,7 +49,8 @@ Named = Mapping[str, Floats]
 def plan_of(truth: Truth) -> ScalePlan:
     """Return the scales and permutations of a run's model, which every silo can compute from its own copy.
 
-    Raises `moretta.errors.ParameterError` where the plan cannot be computed.
+    Raises:
+        ParameterError: The plan cannot be computed for this model.
     """
     model, run = copy.deepcopy(truth.federation.model), truth.run
     sample = torch.zeros_like(torch.tensor(truth.rows(run.silos[0]).x[:1]).repeat(2, *(1 for _ in run.shape)))
@@ -215,7 +216,9 @@ class _Balance:
 def matched(plan: ScalePlan, tensors: Named, like: Named, others: Named | None = None) -> dict[str, Floats]:
     """Return canonical tensors with their channels in the order of another network's, and with its signs.
 
-    others: tensors to turn like `tensors`, such as a step; None for these themselves.
+    Args:
+        like: The other network's canonical tensors.
+        others: Tensors that turn as `tensors` would, such as a step; None turns `tensors`.
     """
     moved = order(plan, tensors, like)
     factors = _turned(plan, ordered(plan, tensors, moved), like)

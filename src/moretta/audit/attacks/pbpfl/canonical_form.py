@@ -65,9 +65,9 @@ def attack(case: Case) -> Claim:
 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
-    """Compare with the canonical form of the true model: the cosine; chance is another network's.
+    """Compare with the canonical form of the true model, by the cosine; chance is another network's.
 
-    There is one release, without anything to draw again: the interval is how near to 1 a cosine is by luck, as for one
+    A run has one release, and nothing is drawn again. The interval states how near to 1 a cosine is by luck, as for one
     relative error (`of_errors`).
     """
     plan, held = plan_of(truth), truth.final()
@@ -163,8 +163,11 @@ def step_of(plan: ScalePlan, before: Tensors, after: Tensors) -> tuple[Named, Na
 def likeness(plan: ScalePlan, claimed: tuple[Named, Named], true: tuple[Named, Named]) -> tuple[float, float]:
     """Return the cosine of a claimed step with the true one, and with the true one's rows in random order.
 
-    claimed, true: as of `step_of`. All steps on one kind of data share something, such as the inputs. With rows in
-    random order only that is left, so it is the score of guessing.
+    All steps on one kind of data share something, such as the inputs. Only that remains with rows in random order, so
+    the second cosine is the score of guessing.
+
+    Args:
+        claimed, true: The trunk before a step, and the step (`step_of`).
     """
     step = matched(plan, claimed[0], true[0], claimed[1])
     generator = np.random.Generator(np.random.PCG64(0))
@@ -207,9 +210,14 @@ def _short(cosine: float) -> str:
 
 
 def plainly(plan: ScalePlan, models: Sequence[Tensors], keys: Sequence[ScaleKey]) -> tuple[float, float, float]:
-    """Return the cosine of a plain difference of two noisy models with the step, below the head.
+    """Return three cosines of a plain difference of two noisy models with the true step, below the head.
 
-    keys: of the two rounds. Under these, under their scales with channels in place, and under the first twice.
+    Args:
+        models: The true models of two rounds.
+        keys: The keys of these rounds.
+
+    Returns:
+        The cosines under these keys, under their scales with channels in place, and under the first key's scales twice.
     """
     still = plan.identity().permutations
     in_place = [ScaleKey(key.scales, still) for key in keys]

@@ -27,10 +27,16 @@ ATTACKS = frozenset({
 
 
 def recovered(truth: Truth, rounds: Mapping[int, Sequence[str]]) -> dict[str, Array]:
-    """Return what the server recovers: by round and silo (of the sum: "sum") gradients, and the true model.
+    """Return what the server recovers: gradients by round and silo (of the sum: "sum"), and the true models.
 
-    rounds: the silos whose uploads counted, by round; only theirs are recovered. Gradients are computed from the rows:
-    recovery is exact up to rounding. ``present/ROUND`` is whether each of the run's silos counted.
+    Gradients are computed from the rows: the server's recovery is exact up to rounding.
+
+    Args:
+        rounds: The silos whose uploads counted, by round; only their gradients are recovered.
+
+    Returns:
+        ``model/ROUND/TENSOR``, ``gradient/ROUND/SILO/TENSOR`` and ``present/ROUND``, bool[silos]: whether a silo
+            counted.
     """
     run, arrays = truth.run, dict[str, Array]()
     for number, silos in rounds.items():
@@ -49,7 +55,7 @@ def recovered(truth: Truth, rounds: Mapping[int, Sequence[str]]) -> dict[str, Ar
 def uploaded(truth: Truth, silo: str, number: int) -> Tensors:
     """Return the gradient of the noisy loss that a silo uploads in a round, at the noisy model.
 
-    Of a head with weight normalisation it is that of W, in v's place, where the noisy model has v = W and g = |v|.
+    If the head has weight normalisation, v's place holds the gradient of W: the noisy model has v = W and g = |v|.
     """
     ask = truth.messages("server", number, TrainOn)[-1]
     y = [message.y for message in truth.messages("server", number, Softmax, silo)]

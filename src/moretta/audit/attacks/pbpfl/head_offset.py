@@ -60,8 +60,11 @@ TINY = 1e-300  # against a fit without residuals
 class SeenHead:
     """What a silo sees of the head in T rounds.
 
-    noisy: y^, [T, rows, outputs]; alpha: [T, rows]; spread: r_a on part s, 0 elsewhere, [T, m, outputs]; rounds: their
-    numbers, ascending.
+    Attributes:
+        noisy: y^, [T, rows, outputs].
+        alpha: [T, rows].
+        spread: r_a on part s and 0 elsewhere, [T, m, outputs].
+        rounds: The numbers of the rounds, ascending, [T].
     """
 
     noisy: Floats

@@ -63,8 +63,10 @@ def half_widths(values: Floats, bits: int) -> Floats:
 def evidence_of(w: Floats, h: Floats, shape: tuple[int, ...], bits: int) -> Floats:
     """Return the log likelihood ratio of values on a lattice or anywhere, by candidate: the best lattice's.
 
-    w, h: values over candidate factors and their half-widths, [candidates, values]. shape: of their weight, or the
-    weight of their bias. bits: of the message.
+    Args:
+        w, h: The values over candidate factors and their half-widths, [candidates, values].
+        shape: The shape of the values' weight; for a bias, that of the weight beside it.
+        bits: The mantissa bits of the message.
     """
     h = h + np.abs(w) * SLACK
     floats = [kept for kept in (np.float32, np.float64) if np.finfo(kept).nmant < bits]  # a message may reveal these
@@ -113,7 +115,8 @@ def fits(run: PublicRun) -> str:
 def true_scales(plan: ScalePlan, key: ScaleKey) -> Floats:
     """Return the scale of each place of the noisy model, float64[free]: R of them is R of the key, permuted.
 
-    Raises `moretta.errors.ParameterError` where a scale has no place of its own below the head.
+    Raises:
+        ParameterError: A scale has no place of its own below the head.
     """
     factors = patterns.factors(key.scales)
     starts = np.cumsum([0, *plan.blocks])
@@ -131,9 +134,11 @@ def true_scales(plan: ScalePlan, key: ScaleKey) -> Floats:
 
 
 def candidates(scales: Floats) -> tuple[Floats, NDArray[np.int64]]:
-    """Return the candidates for each scale, [scales, 64], and which one is true.
+    """Return the candidates for each scale, and which one is true.
 
-    They are drawn like the true one: uniform in the logarithm, in a window with the true one anywhere.
+    Returns:
+        float64[scales, 64] and the index of the true one, int64[scales]. The others are drawn like it, uniform in the
+            logarithm, in a window with the true one anywhere.
     """
     # The seed reveals the scales: an attacker cannot draw the same decoys.
     generator = np.random.Generator(np.random.PCG64(np.asarray(scales, dtype=np.float64).view(np.uint32).tolist()))
@@ -168,9 +173,13 @@ def attack(case: Case) -> Claim:
 
 
 def guessed(plan: ScalePlan, noisy: Named, offered: Floats) -> NDArray[np.int64]:
-    """Return for each scale the candidate that makes values most likely to lie on a lattice, -1 for none.
+    """Return for each scale the candidate that makes values most likely to lie on a lattice, -1 without a guess.
 
-    noisy: the parameters below the head. A scale follows when those beside it are guessed.
+    A scale is guessed after the scales beside it.
+
+    Args:
+        noisy: The noisy parameters below the head.
+        offered: The candidates, [scales, 64].
     """
     free, seen = plan.free, _seen(plan, noisy)
     bits = max(bits_of(value) for value in noisy.values())

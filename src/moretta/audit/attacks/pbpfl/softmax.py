@@ -74,7 +74,10 @@ def sent_by(case: Case, silo: str) -> dict[int, tuple[Floats, Floats]]:
 def opened(sent: Ratios, answer: BlindedSoftmax, z: Floats) -> Floats:
     """Return y* of an answer to ratios of these outputs, [rows, outputs].
 
-    lambda_i is from the smallest ratio of i, as the error of other roundings of outputs is as large as the ratio.
+    lambda_i comes from the smallest ratio of i, because rounded outputs shift a ratio in proportion to its size.
+
+    Args:
+        z: The outputs from which the silo computed the ratios, [rows, outputs].
     """
     rows, least = np.arange(len(z)), np.argsort(z, axis=1)[:, :2]
     lambdas = np.empty(z.shape, dtype=object)
@@ -130,9 +133,9 @@ def solved(answer: Softmax, parts: NDArray[np.int64]) -> Floats:
 
 
 def true_by_round(truth: Truth, silo: str, numbers: list[int]) -> dict[int, Floats]:
-    """Return the server's softmax of a silo's batch, which it keeps to itself in the paper's form.
+    """Return the server's softmax of a silo's batch, by round; the paper's form keeps it at the server.
 
-    From ratios of two classes it formed none: there it is that of the true model.
+    With exchange = "ratios" the server forms no softmax, and the result is that of the true model.
     """
     softmax = {}
     for number in numbers:
