@@ -243,9 +243,13 @@ _silo: _Silo | None = None
 
 
 def init(rank: str | int | None = None, config_file: str | None = None) -> None:
-    """Connect to the silo; further calls do nothing. rank, config_file: arguments of FLARE's; ignored.
+    """Connect to the silo; further calls do nothing.
 
-    Raises `moretta.errors.MisuseError` if Moretta did not start this process.
+    Args:
+        rank, config_file: Arguments of FLARE's; ignored.
+
+    Raises:
+        moretta.errors.MisuseError: Moretta did not start this process.
     """
     global _silo
     _silo = _silo or _Silo()
@@ -260,7 +264,8 @@ def _current() -> _Silo:
 def receive(timeout: float | None = None) -> FLModel | None:
     """Return the round's model, or None at the end of the run: `params` as tensors, `current_round` from 0.
 
-    timeout: an argument of FLARE's; ignored.
+    Args:
+        timeout: An argument of FLARE's; ignored.
     """
     return _current().receive()
 

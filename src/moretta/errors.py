@@ -42,7 +42,7 @@ class MissingExtra(ParameterError):
 
 
 class RowsError(ParameterError):
-    """A silo's own rows do not fit what it is asked; the sentence tells of them, and so does its being raised at all.
+    """A silo's own rows do not fit the request; the sentence reveals something of them, and so does the error itself.
 
     An engine that carries it to another machine sends one word in its place, the same for every cause. Errors that
     follow from a run's settings or from a message alone are of another class.
@@ -76,7 +76,8 @@ class Disconnected(PeerError):
 class SumSpent(MorettaError):
     """A silo has helped to open a sum of this round, and is now asked for another one.
 
-    next_take, survivors, whole: see `moretta.contract.messages.Spent`, into which an engine turns it.
+    Attributes:
+        next_take, survivors, whole: As in `moretta.contract.messages.Spent`, into which an engine turns it.
     """
 
     def __init__(self, next_take: int, survivors: tuple[str, ...], whole: bool) -> None:

@@ -86,9 +86,12 @@ class RefusedRun:
 
 
 class SiteAgreement:
-    """The file of a site's agreed settings, in `out` of its silo.toml. Raises ParameterError if it is damaged.
+    """The file of a site's agreed settings, in `out` of its silo.toml.
 
     A lock keeps a running site and its operator (`moretta accept`) from changing it at once.
+
+    Raises:
+        ParameterError: The file is damaged.
     """
 
     def __init__(self, out: Path) -> None:

@@ -84,10 +84,14 @@ def write_request(key: rsa.RSAPrivateKey, name: str, now: datetime) -> bytes:
 
 
 def read_request(data: bytes, now: datetime) -> Request:
-    """Return a received request. now: with a time zone.
+    """Return a received request.
 
-    Raises `moretta.errors.ParameterError` unless it is a request of ours that its own key signed, of this time, with a
-    name and a key that FLARE can use.
+    Args:
+        now: The present time, with a time zone.
+
+    Raises:
+        ParameterError: The bytes are not a request of ours that its own key signed lately, with a name and a key that
+            FLARE can use.
     """
     try:
         request = x509.load_pem_x509_csr(data)
@@ -197,10 +201,15 @@ def sign(
 ) -> tuple[Request, Path]:
     """Issue a certificate to a site that requests one; return the request, and the file of the reply to it.
 
-    path: of the request. folder: of the kits. agrees: asks a person whether the site read out the request's
-    fingerprint. now: with a time zone. renew: whether a site with a certificate may have another one. Raises
-    `moretta.errors.ParameterError`, and issues nothing, for an invalid request, a name or key in use, and if `agrees`
-    returns false.
+    Args:
+        path: The file of the request.
+        folder: The folder of the kits.
+        agrees: Asks a person whether the site read out the request's fingerprint.
+        now: The present time, with a time zone.
+        renew: Whether a site with a certificate may have another one.
+
+    Raises:
+        ParameterError: The request is invalid, its name or key is in use, or `agrees` returns false. Nothing is issued.
     """
     processes.require()
     if not keys_at_sites(folder):
@@ -298,8 +307,11 @@ KEY = "client.key"
 def request(kit: Path, file: SiloFile, now: datetime) -> tuple[Request, Path]:
     """Make a site's key in a new folder, and a request for a certificate; return the request and its file.
 
-    now: with a time zone. Raises `moretta.errors.ParameterError` if the folder holds anything, or for a name that FLARE
-    cannot take.
+    Args:
+        now: The present time, with a time zone.
+
+    Raises:
+        ParameterError: The folder holds anything, or FLARE cannot take the name.
     """
     name = file.engine_name
     if not NAME.fullmatch(name):
@@ -320,9 +332,13 @@ def request(kit: Path, file: SiloFile, now: datetime) -> tuple[Request, Path]:
 def complete(kit: Path, file: SiloFile, path: Path, agrees: Callable[[bytes], bool]) -> str:
     """Complete the startup kit in a folder of `request`, and return the fingerprint of the server's key.
 
-    path: of the server's reply. agrees: asks a person whether the operator read out this server's key; used if neither
-    silo.toml nor the roster pins one. Raises `moretta.errors.ParameterError`, and leaves the folder unchanged, for an
-    invalid reply, or one to another request or of another server.
+    Args:
+        path: The file of the server's reply.
+        agrees: Asks a person whether the operator read out this server's key, if neither silo.toml nor the roster pins
+            one.
+
+    Raises:
+        ParameterError: The reply is invalid, to another request, or of another server. The folder stays unchanged.
     """
     processes.require("edge-flare" if file.silo.edge else "flare")
     name = file.engine_name

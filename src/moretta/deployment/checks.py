@@ -44,8 +44,11 @@ class Warned(str):
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of one check. sentence: the finding, and a remedy if it fails. warns: whether it passes with a
-    warning.
+    """The result of one check.
+
+    Attributes:
+        sentence: The finding, and a remedy if the check fails.
+        warns: Whether the check passes with a warning.
     """
 
     what: str
@@ -386,7 +389,8 @@ def for_many_machines(run_file: RunFile) -> str:
 def model(run_file: RunFile, file: SiloFile | None, server: bool, built: list[Federation]) -> str:
     """Build the model as the server does, or at a site from shared settings and code that silo.toml lists.
 
-    built: receives the federation, if any.
+    Args:
+        built: Receives the federation, if any.
     """
     source = run_file.model.source
     if not server and file is not None and file.silo.edge:

@@ -34,7 +34,10 @@ LOOK, HEARD = 5.0, 15.0  # seconds; its server speaks to a site at least every t
 class Executor(FlareExecutor):
     """Runs a silo's role.
 
-    told: the shared settings, as TOML. digest: of them. made: the moment at which the job was made.
+    Args:
+        told: The shared settings, as TOML.
+        digest: Their digest.
+        made: The time at which the job was made, in seconds since 1970.
     """
 
     def __init__(self, told: str, digest: str, made: float) -> None:

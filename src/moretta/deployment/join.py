@@ -51,7 +51,10 @@ TICKET = re.compile(r" \(ticket \w+\)")
 class Attendance:
     """A site's runs since a moment.
 
-    out: its folder. ended: the folders of finished runs, the last one last. going: whether another run has begun.
+    Attributes:
+        out: The site's folder.
+        ended: The folders of finished runs, the last one last.
+        going: Whether another run has begun.
     """
 
     out: Path

@@ -44,7 +44,11 @@ NONE_PINNED = (
 def pinned(file: SiloFile, local: Path) -> tuple[tuple[bytes, ...], str]:
     """Return a site's pinned keys, may be empty, and their origin.
 
-    local: of the site's kit. Raises `moretta.errors.ParameterError` for a damaged file of keys.
+    Args:
+        local: The folder ``local`` of the site's kit.
+
+    Raises:
+        ParameterError: A file of keys is damaged.
     """
     if file.silo.server_key:
         return parse_server_keys(file.silo.server_key), "silo.toml"
@@ -56,7 +60,9 @@ def pinned(file: SiloFile, local: Path) -> tuple[tuple[bytes, ...], str]:
 def trust_of(file: SiloFile, local: Path) -> Trust:
     """Return the keys by which a site checks and opens messages: the server's pinned keys, and its own.
 
-    Raises `moretta.errors.PeerError` without a pinned key, and `moretta.errors.ParameterError` for a damaged file.
+    Raises:
+        PeerError: No key of the server is pinned.
+        ParameterError: A file of keys is damaged.
     """
     keys, _ = pinned(file, local)
     if not keys:
@@ -240,8 +246,10 @@ def _named_in(certificate: x509.Certificate, attribute: x509.ObjectIdentifier) -
 def check_certificates(kit: Path, now: datetime | None = None) -> None:
     """Raise ParameterError if FLARE would fail at a kit's certificate.
 
-    The certificate is valid at `now` (with a time zone; else the clock's), issued by the kit's root, for the kit's key
-    and, at a site, for the kit's name.
+    The certificate must be valid now, issued by the kit's root, for the kit's key and, at a site, for the kit's name.
+
+    Args:
+        now: The present time, with a time zone; None takes the clock's.
     """
     files, now = certificates_of(kit), now or datetime.now(UTC)
     chain = [*chain_in(files.certificate), chain_in(files.root)[0]]

@@ -37,8 +37,13 @@ def require(extra: str = "flare") -> None:
 def start(kit: Path, log: Path, env: Mapping[str, str] | None = None) -> Parent:
     """Start the server or the site of a kit; its output and its job processes' is appended to `log`.
 
-    env: replaces this process's own. The process leads its own session, so that ^C here does not reach it. Raises
-    ParameterError as `kits.check_certificates`, and without FLARE.
+    The process leads its own session, so that ^C here does not reach it.
+
+    Args:
+        env: The environment; None takes this process's own.
+
+    Raises:
+        ParameterError: The kit's certificate fails (`kits.check_certificates`), or FLARE is not installed.
     """
     require()
     kits.check_certificates(kit)
@@ -69,7 +74,9 @@ def start(kit: Path, log: Path, env: Mapping[str, str] | None = None) -> Parent:
 def running(kit: Path, log: Path, remembered: Path) -> Iterator[Parent]:
     """Run the server or the site of a kit, and leave none of its processes behind.
 
-    log: as in `start`. remembered: the file by which the next command finds them, if this process is killed.
+    Args:
+        log: As in `start`.
+        remembered: The file by which the next command finds the processes, if this one is killed.
     """
     parent = start(kit, log)
     try:
@@ -83,8 +90,10 @@ def running(kit: Path, log: Path, remembered: Path) -> Iterator[Parent]:
 def stop(parent: Parent, patience: float = 10.0) -> None:
     """End a process of `start` and all its job processes.
 
-    patience: seconds in which they may end after a SIGTERM to the parent, before they are killed. A job process leads
-    its own session and checks once a second whether its parent lives.
+    A job process leads its own session and checks once a second whether its parent lives.
+
+    Args:
+        patience: Seconds in which they may end after a SIGTERM to the parent, before they are killed.
     """
     if parent.poll() is None:
         parent.terminate()

@@ -213,7 +213,11 @@ def provision(out: Path, host: str, port: int, sites: Sequence[str]) -> Kits:
 def provision_authority(out: Path, host: str, port: int) -> Kits:
     """Make the kits of a server and of one administrator in a new folder, and keep the root's key for requests.
 
-    host, port: as in `provision`. Raises ParameterError as that does, and if `out` is not empty.
+    Args:
+        host, port: As in `provision`.
+
+    Raises:
+        ParameterError: `out` is not empty, or FLARE does not accept the host.
     """
     check_unused(out, ", and kits are never overwritten: name a new folder")
     _make(out, {"host": host, "port": port, "keys": AT_SITES})

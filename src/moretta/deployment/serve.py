@@ -67,8 +67,13 @@ def serve(
 ) -> None:
     """Carry out a run over FLARE, from kits to the result in the run folder.
 
-    host, port: of this machine, for sites. wait: seconds that sites may take to connect. Raises
-    `moretta.errors.ParameterError` for invalid settings and `moretta.errors.RunFailed` for a run that cannot continue.
+    Args:
+        host, port: The address of this machine, for sites.
+        wait: Seconds that sites may take to connect.
+
+    Raises:
+        ParameterError: The settings are invalid, or the run folder is in use.
+        RunFailed: The run cannot continue.
     """
     processes.require()
     job.check(run_file)

@@ -108,7 +108,8 @@ def connect(host: str, port: int, wait: float) -> socket.socket:
 def hindrance(error: OSError, host: str, port: int) -> str:
     """Describe the obstacle between `connect` and a server, and the remedy.
 
-    Raises ParameterError if the server can be reached without the proxy.
+    Raises:
+        ParameterError: The server can be reached without the proxy.
     """
     proxy = proxy_to(host)
     what = f"cannot be reached ({error.strerror or error})"
@@ -211,8 +212,12 @@ def resolve(kit: Path) -> str:
 def reach(kit: Path, wait: float = LOGIN) -> None:
     """Open the connection of a site or an administrator to the server once; FLARE would try for ever in silence.
 
-    wait: seconds for the server to answer. Raises RunFailed without an answer, and ParameterError if the two do not
-    accept each other's certificate.
+    Args:
+        wait: Seconds for the server to answer.
+
+    Raises:
+        RunFailed: The server does not answer.
+        ParameterError: The two do not accept each other's certificate.
     """
     kits.check_certificates(kit)
     deadline = time.monotonic() + wait
@@ -223,9 +228,14 @@ def reach(kit: Path, wait: float = LOGIN) -> None:
 
 
 def reach_by_grpc(kit: Path, wait: float = WAIT) -> str:
-    """Connect once as FLARE does, by its transport; return the server's address. wait: seconds for each step.
+    """Connect once as FLARE does, by its transport; return the server's address.
 
-    Raises as `resolve` and `reach`.
+    Args:
+        wait: Seconds for the TLS connection; gRPC's own has `LOGIN`.
+
+    Raises:
+        RunFailed: The server's name does not resolve, it does not answer, or it answers but not to gRPC.
+        ParameterError: As `reach`.
     """
     kits.check_certificates(kit)
     resolve(kit)
@@ -243,7 +253,10 @@ def reach_by_grpc(kit: Path, wait: float = WAIT) -> str:
 def own_address(kit: Path) -> str:
     """Return the address by which a server reaches itself under the name that sites use, as for logins.
 
-    Until FLARE's server runs, a stand-in answers. Raises ParameterError if it cannot be reached.
+    Until FLARE's server runs, a stand-in answers.
+
+    Raises:
+        ParameterError: The address cannot be reached.
     """
     kits.check_certificates(kit)
     host, port = kits.address_of(kit)
@@ -265,10 +278,13 @@ def own_address(kit: Path) -> str:
 
 
 def clock_of_server(kit: Path, wait: float = LOGIN) -> float | None:
-    """Return by how many seconds the clock of a kit's server is ahead of this machine's; None: unknown.
+    """Return by how many seconds the clock of a kit's server is ahead of this machine's; None if it is unknown.
 
     Up to TLS 1.2 a server may begin its random bytes with its time in whole seconds (RFC 5246, 7.4.1.2), as gRPC does.
     Other servers' bytes there are random or constant and do not advance by the second, so two connections are compared.
+
+    Args:
+        wait: Seconds for each connection.
     """
     host, port = kits.address_of(kit)
     differences = []
@@ -349,8 +365,12 @@ COMMAND = 15.0  # seconds for the server to answer a command; stopping sites tak
 def logged_in(admin_kit: Path, wait: float = LOGIN) -> "Iterator[Administrator]":
     """Log in once for several requests: a login takes FLARE more than a second.
 
-    wait: seconds for the server to answer. Raises ParameterError if it does not admit this administrator, and RunFailed
-    without an answer.
+    Args:
+        wait: Seconds for the server to answer.
+
+    Raises:
+        ParameterError: The server does not admit this administrator.
+        RunFailed: The server does not answer.
     """
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 

@@ -51,7 +51,11 @@ def shared_text(run_file: RunFile) -> str:
 def shared_sums(secure: SecureAggregation, who: str) -> str:
     """Return the settings of sums, as TOML for another framework's sites (`site_policy.permitted_sums`).
 
-    who: the caller's name in errors. Raises `moretta.errors.ParameterError` for settings that such sums do not have.
+    Args:
+        who: The caller's name in errors.
+
+    Raises:
+        ParameterError: The scheme is not "pairwise", or an identity is set.
     """
     if secure.scheme != "pairwise" or secure.identity is not None:
         raise ParameterError(
@@ -64,9 +68,12 @@ def server_side(run_file: RunFile, out: Path) -> Federation:
     """Return the server's federation: every silo remote.
 
     Unless `[protocol] warm-start` names initial weights, they are drawn from the operating system and not from `[run]
-    seed`, which sites know. So if the protocol hides the model from silos (pbpfl), no silo can rebuild it, and two runs
-    of one seed over other silos do not begin with the same uploads. Confined starts (cgd) lie around a point that all
-    sites compute, so it follows from the seed. Raises `moretta.errors.ParameterError` for invalid settings.
+    seed`, which sites know. So if the protocol hides the model from silos (pbpfl), no silo can rebuild it. Two runs of
+    one seed over other silos then do not begin with the same uploads. Confined starts (cgd) lie around a point that all
+    sites compute, so it follows from the seed.
+
+    Raises:
+        ParameterError: The settings are invalid.
     """
     from moretta.run.federation import Federation  # it needs torch, which may be absent at a site
     from moretta.run.inputs import RunRows
@@ -85,8 +92,11 @@ def server_side(run_file: RunFile, out: Path) -> Federation:
 def site_side(run_file: RunFile, site: SiloFile) -> Federation:
     """Return a site's federation: its own rows, and every other silo remote.
 
-    run_file: from `moretta.deployment.site_policy.admit`. Raises `moretta.errors.ParameterError` if the site's file,
-    its rows and the run do not fit each other.
+    Args:
+        run_file: The result of `moretta.deployment.site_policy.admit`.
+
+    Raises:
+        ParameterError: The site's file, its rows and the run do not fit each other.
     """
     from moretta.run.federation import Federation
     from moretta.run.inputs import RunRows
@@ -110,7 +120,8 @@ def specification_at(run_file: RunFile, site: SiloFile) -> Specification:
 def silos_at(run_file: RunFile, site: SiloFile) -> tuple[list[Silo], tuple[str, ...]]:
     """Return the run's silos, the site's own with its rows and all others remote, and its columns' names.
 
-    Raises `moretta.errors.ParameterError` if its rows do not have the form that the run describes.
+    Raises:
+        ParameterError: Its rows do not have the form that the run describes.
     """
     name, silos = site.silo.name, {silo.name: silo for silo in silos_of(run_file)}
     mine = silos[name]

@@ -55,11 +55,19 @@ from moretta.secure_aggregation.identity import Identity, fingerprint
 
 
 class EdgeRole:
-    """The role of an edge site. silos: of the run, with the site's own rows.
+    """The role of an edge site.
 
-    torch, model: of `moretta.deployment.site_policy.greet`; the process compares the graph's weights with the round's
-    hash. run_file: from `moretta.deployment.site_policy.admit`. Raises `moretta.errors.ParameterError` if the run, the
-    site's file and its rows do not fit each other, and `moretta.errors.MissingExtra` without ONNX Runtime.
+    Args:
+        run_file: The result of `moretta.deployment.site_policy.admit`.
+
+    Attributes:
+        silos: The run's silos, with the site's own rows.
+        torch, model: None, for `moretta.deployment.site_policy.greet`: the process compares the graph's weights with
+            the round's hash.
+
+    Raises:
+        ParameterError: The run, the site's file and its rows do not fit each other.
+        MissingExtra: ONNX Runtime is not installed.
     """
 
     def __init__(self, run_file: RunFile, file: SiloFile) -> None:
@@ -147,9 +155,14 @@ LASTING = "lasting.json"
 class Site:
     """One site, for `moretta.engines.flare.site_worker.SiteWorker`.
 
-    file: its silo.toml. text: the shared settings, as TOML. certificate: the name in its startup kit's certificate.
-    Raises `moretta.errors.PolicyError` if the site does not admit the run (`moretta.deployment.site_policy`), before a
-    row is read, and `moretta.errors.ParameterError` if silo.toml, its rows and the run do not fit each other.
+    Args:
+        file: The site's silo.toml.
+        text: The shared settings, as TOML.
+        certificate: The name in its startup kit's certificate.
+
+    Raises:
+        PolicyError: The site does not admit the run (`moretta.deployment.site_policy`). No row has been read.
+        ParameterError: silo.toml does not fit the certificate, its rows or the run.
     """
 
     def __init__(self, file: SiloFile, text: str, certificate: str) -> None:
@@ -182,8 +195,10 @@ class Site:
     def enter(self, hello: Hello) -> tuple[Client, Codec]:
         """Enter a run at its present round: build the role, and restore its kept state.
 
-        Raises `moretta.errors.PolicyError` if versions, shared settings or the model differ from the server's, or the
-        settings from those of an earlier session, and `moretta.errors.ParameterError` if its record of sums is gone.
+        Raises:
+            PolicyError: Versions, shared settings or the model differ from the server's, or the settings from an
+                earlier session's.
+            ParameterError: The site's record of sums is gone.
         """
         if self._roster is not None:
             self._roster.check_identity(self.name, self._key)

@@ -261,9 +261,16 @@ def within_budget(noise: Privacy | None, site: SiloFile) -> None:
 
 
 def one_run(run_id: str, run: RunFile, answers: Answers) -> None:
-    """Refuse settings other than those at the run's start here. answers: what the site answers once.
+    """Refuse settings other than those at the run's start here.
 
-    Otherwise a server that resumes with another `[run] seed`, say, had a second sum of a take, of other rows.
+    Otherwise a server that resumes with another `[run] seed`, for example, receives a second sum of a take, of other
+    rows.
+
+    Args:
+        answers: The record of what the site answers once.
+
+    Raises:
+        PolicyError: The settings differ.
     """
     if not answers.hold(run_id, "settings", run_files.digest(run)):
         raise PolicyError(

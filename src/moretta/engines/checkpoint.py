@@ -50,7 +50,8 @@ class CheckpointId:
 def save_checkpoint(folder: Path, place: CheckpointId, states: Mapping[str, State], kept: int | None = KEPT) -> None:
     """Write the roles' states at a round's end into the ``checkpoint`` folder, and remove older checkpoints.
 
-    kept: the number of checkpoints to keep, None for all.
+    Args:
+        kept: The number of checkpoints to keep; None keeps all.
     """
     make_folder(folder, 0o700)
     final, partial = folder / f"round-{place.round:06d}", folder / f".round-{place.round:06d}.partial"
@@ -161,7 +162,10 @@ def _unpack(content: bytes) -> State:
 class HalfDone:
     """A silo's unfinished local work of a round, in a file of its own (0600), which never leaves the silo.
 
-    path: of the file. minutes: between two writes. Without one of them nothing is saved.
+    Nothing is saved without a path or minutes.
+
+    Args:
+        minutes: The minutes between two writes.
     """
 
     def __init__(self, path: Path | None = None, minutes: float | None = None) -> None:

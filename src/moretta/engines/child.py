@@ -38,7 +38,8 @@ SENTENCE = 10_000  # characters
 class BeSilo(Message):
     """Become this silo, by its settings (`moretta.protocols.baffle.silo.recipe`) and state; its rows follow as arrays.
 
-    insecure: for tests, the root of its keys; if empty, the operating system draws them.
+    Attributes:
+        insecure: For tests, the root of its keys; if empty, the operating system draws them.
     """
 
     settings: str
@@ -62,8 +63,11 @@ class Acknowledged(Message):
 class AnswerHeader(Message):
     """The header of an answer; protocols never receive it.
 
-    seconds: by phase. peak_mib: the process's largest resident memory. state: the silo's, if changed. error, sentence:
-    of `moretta.errors` or any other class; then no answer follows.
+    Attributes:
+        seconds: Seconds by phase.
+        peak_mib: The process's largest resident memory, in MiB.
+        state: The silo's state, if it has changed.
+        error, sentence: The class of an error and its sentence; no answer follows then. Empty without an error.
     """
 
     seconds: Mapping[str, float]
@@ -154,7 +158,8 @@ class ChildClient:
     def answer(self, message: Message) -> Answering:
         """Return the process's answer; other silos may answer meanwhile.
 
-        Raises the process's own error, and `moretta.errors.Disconnected` without an answer.
+        Raises:
+            Disconnected: No valid answer came in time. The process's own errors are raised as they are.
         """
         self.starting = 0.0
         if (answer := self._answer_locally(message)) is not None:
@@ -268,9 +273,12 @@ class Waiting:
         return id(self._client)
 
     def alone(self) -> Message:
-        """Return the answer. Raises as `ChildClient.answer`.
+        """Return the answer.
 
         The deadline counts from the message; a finished answer has `PATIENCE` to pass through the pipe.
+
+        Raises:
+            Disconnected: As `ChildClient.answer`.
         """
         left = self._asked + self._client.deadline - time.monotonic()
         return self._client.reply(max(left, min(PATIENCE, self._client.deadline)))

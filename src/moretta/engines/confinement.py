@@ -103,7 +103,8 @@ def readable() -> Sequence[Path]:
 def watch(folders: Sequence[Path]) -> None:
     """Refuse this process's Python code all files, sockets and processes, except reading in some folders.
 
-    folders: as for `confine`, which must be called first.
+    Args:
+        folders: As for `confine`, which must be called first.
     """
     allowed = tuple(f"{folder.resolve()}{os.sep}" for folder in folders)
     # `refuse` uses these local names, because an attack can rebind the names of modules, `builtins` and os.path.
@@ -172,6 +173,10 @@ def kernel(folders: Sequence[Path], written: Sequence[Path] = ()) -> bool:
 
     With Landlock, docs.kernel.org/userspace-api/landlock.html, it refuses all other files, programs, TCP, other
     processes' /proc, and signals to them. It confines only this thread and its descendants.
+
+    Args:
+        folders: Folders and files that may be read.
+        written: Files that may be read and written.
     """
     version = landlock()
     if not version:

@@ -150,9 +150,11 @@ def check_ending(path: Path, *endings: str) -> None:
 
 
 def check_replaced(out: Path, what: str, is_one: Callable[[Path], bool]) -> None:
-    """Raise `moretta.errors.ParameterError` if a file exists that a new one may not replace; an empty one may go.
+    """Raise ParameterError if a file exists that a new one may not replace; an empty one may go.
 
-    what: a name for replaceable files, for the error. is_one: returns whether the file is replaceable.
+    Args:
+        what: The name of replaceable files, for the error.
+        is_one: Returns whether the file is replaceable.
     """
     if out.is_dir():
         raise ParameterError(f"{out}: expected the name of a file, got a folder; name another file")

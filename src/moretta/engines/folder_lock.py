@@ -72,7 +72,8 @@ def refuse_held(folder: Path) -> None:
 def alone(path: Path) -> Iterator[None]:
     """Let one process at a time read and change a file, whose folder is made if it is missing; others wait.
 
-    Raises `moretta.errors.ParameterError` if another process takes longer than `WAIT`.
+    Raises:
+        ParameterError: Another process takes longer than `WAIT`.
     """
     make_folder(path.parent, 0o700)
     lock = _locked(
@@ -120,9 +121,14 @@ def _holder(path: Path) -> str:
 def take_turn(folder: Path, job: str, made: float) -> Path:
     """Hold a site's folder while this process lives; return the file to `touch` while its server sends requests.
 
-    A process of the same run that a dead server left behind is ended, and so is one whose server is silent. job: the
-    digest of the shared settings. made: when the job was made. Raises `moretta.errors.ParameterError` if another run
-    uses it.
+    A process of the same run that a dead server left behind is ended, and so is one whose server is silent.
+
+    Args:
+        job: The digest of the shared settings.
+        made: The time at which the job was made, in seconds since 1970.
+
+    Raises:
+        ParameterError: Another job uses the folder.
     """
     make_folder(folder, 0o700)
     lock = _lock(folder / "job.lock")

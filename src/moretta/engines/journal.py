@@ -43,8 +43,11 @@ class Journal:
     def open(self, *, begun: bool) -> list[str]:
         """Return the lines of the file, which is made unless it should exist.
 
-        begun: whether there is evidence of earlier use, such as a checkpoint beside the journal. Raises
-        `moretta.errors.ParameterError` if the file is missing nevertheless.
+        Args:
+            begun: Whether there is evidence of earlier use, such as a checkpoint beside the journal.
+
+        Raises:
+            ParameterError: The file is missing in spite of the evidence.
         """
         if begun and not self._path.exists():
             raise ParameterError(f"{self._path} is missing: expected {self._content}; {self._remedy}")
@@ -127,8 +130,12 @@ def _remove_half_line(descriptor: int) -> int:
 class HelpedFile:
     """The file of sums that a silo has helped to open. One process at a time runs the silo and opens the file.
 
-    forces: as in `Journal`. begun: whether the file must exist. over_runs, apart, repeats, fewest: as in `HelpedSums`.
     It travels as JSON to the silo's own process.
+
+    Attributes:
+        forces: As in `Journal`.
+        over_runs, apart, repeats, fewest: As in `HelpedSums`.
+        begun: Whether the file must exist.
     """
 
     path: str
@@ -142,7 +149,11 @@ class HelpedFile:
     def begin(self, *, begun: bool) -> "HelpedFile":
         """Make the file unless it should exist; return it as one that must exist from now on.
 
-        begun: whether there is evidence of earlier runs. Raises `moretta.errors.ParameterError` as `Journal.open`.
+        Args:
+            begun: Whether there is evidence of earlier runs.
+
+        Raises:
+            ParameterError: As `Journal.open`.
         """
         self._journal.open(begun=begun)
         return replace(self, begun=True)

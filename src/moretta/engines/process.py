@@ -43,7 +43,8 @@ SENTENCE = 1000  # characters
 class Process:
     """A process in an empty folder, and its pipes. Its standard error is kept in an unnamed file.
 
-    leads: whether it leads a session of its own, which ends with it.
+    Args:
+        leads: Whether it leads a session of its own, which ends with it.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, leads: bool = False) -> None:

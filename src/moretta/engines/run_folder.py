@@ -154,7 +154,8 @@ class RunFolder:
     def check_rows(self, digests: Mapping[str, str]) -> None:
         """Compare digests of rows with the saved ones; runs of earlier versions saved fewer.
 
-        Raises `moretta.errors.ParameterError`, naming silos and parts, if rows have changed since the run began.
+        Raises:
+            ParameterError: Rows have changed since the run began; the sentence names silos and parts.
         """
         held = json.loads(read_text(self.path, ROWS_BY_SILO))
         if changed := [name for name, digest in digests.items() if held.get(name, digest) != digest]:
@@ -166,7 +167,9 @@ class RunFolder:
     def hold_code(self, digest: str, last: int) -> list[int]:
         """Save a digest of the run's own code beside those of its rows; return the rounds after which it changed.
 
-        digest: empty for none. last: the round after which a session begins.
+        Args:
+            digest: Empty without code.
+            last: The round after which a session begins.
         """
         held = json.loads(read_text(self.path, ROWS_BY_SILO))
         codes = held.setdefault(CODE, {})

@@ -43,9 +43,12 @@ _ALONE = Missing(
 class AskedTakes:
     """The highest take of each round that was asked for, in all sessions of a run.
 
-    journal: has a line for each take after the first of a round, written before the ask; None for a run without a
-    folder. Without lines, as in a run of an earlier version, takes are accepted one by one. Raises
-    `moretta.errors.ParameterError` for other lines.
+    Args:
+        journal: It has a line for each take after the first of a round, written before the ask. Without lines, as in a
+            run of an earlier version, takes are accepted one by one. None for a run without a folder.
+
+    Raises:
+        ParameterError: The journal has other lines.
     """
 
     def __init__(self, journal: Journal | None = None) -> None:

@@ -44,6 +44,9 @@ def cap(limit_mib: float) -> None:
     Reserved writable memory counts, used or not. The bound is the sum of the limit, the memory reserved by now and not
     resident (threads' stacks and heaps, some 90 MiB), and `HEADROOM`. If the reserved memory and `HEADROOM` are more,
     they are the bound. Only Linux bounds all of it.
+
+    Args:
+        limit_mib: The limit, in MiB.
     """
     reserved = status("VmData") or 0.0
     unused = max(0.0, reserved - (status("RssAnon") or 0.0))

@@ -42,7 +42,11 @@ class Seen:
 class Recorder:
     """Record the messages that each role sees in the selected rounds.
 
-    folder: the run's ``views``. rounds: True for all, or their numbers. session: the number of resumes. run: its id.
+    Args:
+        folder: The run's ``views``.
+        rounds: True for all, or their numbers.
+        session: The number of resumes.
+        run: The run's id.
     """
 
     def __init__(self, folder: Path, rounds: bool | tuple[int, ...], session: int = 0, run: str = "") -> None:
@@ -113,7 +117,9 @@ def digest(folder: Path) -> str:
 class Views:
     """The recorded views of a finished run, each file checked against its recorded digest.
 
-    files: by role and round, from the last session that finished the round.
+    Attributes:
+        files: The file's name by role and round, from the last session that finished the round.
+        digests: SHA-256 by a file's name, in hex.
     """
 
     folder: Path
@@ -122,9 +128,14 @@ class Views:
 
     @classmethod
     def open(cls, folder: Path, run: str, expected: str) -> "Views":
-        """Open a run's ``views``. run: its id; expected: the digest of its index, both from ``result.json``.
+        """Open a run's ``views``.
 
-        Raises `moretta.errors.ParameterError` for missing views, another run's or version's, and changed ones.
+        Args:
+            run: The run's id, from ``result.json``.
+            expected: The digest of the views' index, from ``result.json``.
+
+        Raises:
+            ParameterError: Views are missing or changed, or belong to another run or version.
         """
         index = folder / INDEX
         if not index.exists() and any(folder.glob("*/round-*.bin")):

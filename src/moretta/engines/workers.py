@@ -58,9 +58,14 @@ class _Worker(NamedTuple):
 
 
 class Workers:
-    """Ask silos in `count` processes, as `SilosHere` does in one. Raises ParameterError if a worker cannot start.
+    """Ask silos in `count` processes, as `SilosHere` does in one.
 
-    local: the same silos in this process. prepare: called in each worker at its start.
+    Args:
+        local: The same silos in this process.
+        prepare: Called in each worker at its start.
+
+    Raises:
+        ParameterError: A worker cannot start.
     """
 
     def __init__(

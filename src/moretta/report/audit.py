@@ -196,9 +196,12 @@ def audit_lines(audit: AuditRecord) -> Group:
 
 
 def pictures(record: RunRecord) -> Iterable[tuple[str, str, Sequence[str]]]:
-    """Yield an audit's pictures: what the attack does, the caption, and PNG data URIs of true and reconstructed images.
+    """Yield an audit's pictures: the attack's action, the caption, and PNG data URIs of true and reconstructed images.
 
-    Pictures of a missing file have no images. Raises `moretta.errors.ParameterError` for a file without pictures.
+    Pictures of a missing file have no images.
+
+    Raises:
+        ParameterError: A file holds no pictures.
     """
     for attack in () if record.audit is None else record.audit.attacks:
         for picture in attack.pictures:

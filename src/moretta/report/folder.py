@@ -232,8 +232,11 @@ class PictureRecord(_Part):
 class Attacked(_Part):
     """The result of one attack.
 
-    score, chance, interval: None if they are not numbers. sentence: with its full stop. constant: the score of always
-    naming the most frequent value, None without such a value. title: the attack's action, for people.
+    Attributes:
+        title: The attack's action, for people.
+        score, chance, interval: None if they are not numbers.
+        constant: The score of always naming the most frequent value; None without such a value.
+        sentence: With its full stop.
     """
 
     attack: str
@@ -261,7 +264,7 @@ class Attacked(_Part):
 
     @property
     def advantage(self) -> float:
-        """The score's part of the distance from chance to the highest score: 0 for guessing, 1 for the highest.
+        """The score's part of the distance from chance to the highest score: 1 for the highest, 0 without a success.
 
         It compares attacks whose scores measure different things.
         """
@@ -283,8 +286,9 @@ class NotRun(_Part):
 class AuditRecord(_Part):
     """`audit.json`: the results of attacks on the run's recorded views.
 
-    background: the attackers' rows, `TEST_ROWS` or the name of a file. switched_off: by key of the run file, the
-    attacks that could run with that key's default.
+    Attributes:
+        background: The attackers' rows, `TEST_ROWS` or the name of a file.
+        switched_off: By key of the run file, the attacks that could run with that key's default.
     """
 
     run: str
@@ -387,9 +391,11 @@ _P = TypeVar("_P", bound=_Part)
 def read_run(folder: Path) -> RunRecord:
     """Read a finished run folder.
 
-    Raises ParameterError, naming the file, the line and the key, if the folder or one of its files is missing, has
-    another format version, or breaks the contract. An audit may be missing; one of another run is left out with a
-    warning in the record.
+    An audit may be missing. One of another run is left out with a warning in the record.
+
+    Raises:
+        ParameterError: The folder or one of its files is missing, has another format version, or breaks the contract.
+            The sentence names the file, the line and the key.
     """
     if not folder.is_dir():
         raise ParameterError(f"{folder} is not a run folder: there is no such directory.")

@@ -46,7 +46,8 @@ class News:
 class Status:
     """The status by the run's command: its last sentence, and why it failed; empty without one.
 
-    has_command: whether there is such a command, so that a run without news does not count as dead.
+    Attributes:
+        has_command: Whether the run has a command, so that a run without news does not count as dead.
     """
 
     note: str = ""
@@ -84,10 +85,13 @@ class Follower:
         self._seen: Any = None
 
     def news(self, status: Status) -> Iterator[News]:
-        """Yield the news, oldest first. status: by the run's command.
+        """Yield the news, oldest first.
 
         `begin` asks a page to forget all rounds and lines of the log; then follow `plan`, `rounds`, `log`, `result`,
         and `state` last.
+
+        Args:
+            status: The status by the run's command.
         """
         seen = status, *(_signature(self._folder / name) for name in FOLLOWED)
         if seen == self._seen:

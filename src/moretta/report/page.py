@@ -257,10 +257,14 @@ _LABEL = 28  # characters of a cell's name
 
 
 def write_look(look: Mapping[str, Any], name: str, out: Path) -> Path:
-    """Write the page of a look to `out`, whole or not at all, and return `out`. look: from `Look.plain`.
+    """Write the page of a look to `out`, whole or not at all, and return `out`.
 
-    Raises ParameterError if the file cannot be written or its name ends in neither .html nor .htm, and MissingExtra
-    without matplotlib or Jinja2.
+    Args:
+        look: The result of `Look.plain`.
+
+    Raises:
+        ParameterError: The file cannot be written, or its name ends in neither .html nor .htm.
+        MissingExtra: matplotlib or Jinja2 is not installed.
     """
     check_page(out)
     write_page(out, look_page(look, name))

@@ -246,11 +246,18 @@ Say = Callable[[str], None]
 
 @contextmanager
 def page_beside(folder: Path, port: int, say: Say) -> Iterator[Say]:
-    """Serve the living page of a run while the block lasts; yield a function that sends the page a sentence.
+    """Serve the living page of a run while the block lasts.
 
-    folder: the run's, which may appear later. say: receives the address. The function, for sentences such as the silos
-    that the run waits for, never blocks and never fails. Raises `moretta.errors.ParameterError` for an unavailable
-    port.
+    Args:
+        folder: The run's folder, which may appear later.
+        say: Receives the address.
+
+    Yields:
+        A function that sends the page a sentence, such as the silos that the run waits for. It never blocks and never
+            fails.
+
+    Raises:
+        ParameterError: The port is unavailable.
     """
     token = secrets.token_urlsafe(32)
     with listening(port) as listener:

@@ -92,7 +92,8 @@ def figures(records: Sequence[RunRecord]) -> dict[str, Any]:
 def curves(records: Sequence[RunRecord], last: str = "") -> dict[str, Markup | None]:
     """Draw the result of runs over their rounds, by their places on the page; None for a curve without data.
 
-    last: the end of the SVGs' ids, if a page has several.
+    Args:
+        last: The end of the SVGs' ids, if a page has several.
     """
     losses, window = f"losses{last}", smoothing(records)
     scaled = ", of scaled targets" * any(record.scales_targets for record in records)

@@ -76,8 +76,9 @@ def verdicts(
 ) -> tuple[Verdict, ...]:
     """Return the verdict on each run, beside those of `records` that train alone or on pooled rows.
 
-    brief: omit the sentences of `remarks`. spreads: each record's runs from all seeds, whose means replace its own
-    figures.
+    Args:
+        brief: Omit the sentences of `remarks`.
+        spreads: Each record's runs from all seeds, whose means replace its own figures.
     """
     records = _counted(records)
     if spreads:

@@ -227,8 +227,9 @@ def scored_keys(records: Sequence[RunRecord]) -> set[str]:
 def comparison(records: Sequence[RunRecord], differences: Mapping[str, float] | None = None) -> Table:
     """Return the measures that at least one of the runs has, a column a run.
 
-    differences: the largest relative difference of the final weights from the reference's, by run folder (its path or
-    its name) or by protocol.
+    Args:
+        differences: The largest relative difference of the final weights from the reference's, by run folder (its path
+            or its name) or by protocol.
     """
     rows, several = list[Row](), len(records) > 1
     heads, sure = ("Measure", *labels(records)), any(record.test.intervals for record in records)

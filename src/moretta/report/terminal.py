@@ -13,7 +13,9 @@ from rich.segment import Segment
 def printable(text: str, mark: str = "\ufffd") -> str:
     """Replace characters that control a terminal, or hide or turn text: control, format, bidi, half characters.
 
-    text: untrusted; spaces, tabs and line ends stay. mark: replaces each such character.
+    Args:
+        text: Untrusted text; spaces, tabs and line ends stay.
+        mark: Replaces each such character.
     """
     if text.isprintable():
         return text

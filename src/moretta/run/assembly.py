@@ -16,7 +16,8 @@ from moretta.run.preview import load
 def federation_of(run_file: RunFile, out: Path | None) -> Federation:
     """Return the federation that a run file describes; its ``rounds`` and ``seed`` are for `Federation.train`.
 
-    Raises `moretta.errors.ParameterError` for data, a model or settings that cannot work, before anything is written.
+    Raises:
+        ParameterError: Data, model or settings cannot work. Nothing has been written.
     """
     loaded = load(run_file)
     joint = getattr(run_file.protocol, "vertical", "joint") == "joint"  # otherwise each silo of a row needs its labels

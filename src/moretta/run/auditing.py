@@ -146,7 +146,11 @@ def _made_by(federation: str) -> Federation:
 def read_background(path: Path, layout: SampleLayout | None = None) -> tuple[Array, Array]:
     """Return attackers' rows, x and y of a .npz file, in the silos' form.
 
-    layout: for samples of several arrays, each of which is x.NAME in the file and is packed.
+    Args:
+        layout: For samples of several arrays, each of which is x.NAME in the file and is packed.
+
+    Raises:
+        ParameterError: The file lacks x or y, or they have another form.
     """
     where, arrays = f"--background {path}", read_npz(path)
     named = arrays if layout is None else {"x": layout.pack(gather(arrays, "x"), where), "y": arrays.get("y")}
@@ -191,8 +195,11 @@ WARNING = (
 def run_folder_of(folder: Path, made: Federation) -> tuple[Federation, int]:
     """Turn a folder with all silos' views into a finished run's; return the federation as it summed, and its rounds.
 
-    made: silos with their rows and names, the model, and a protocol with the same steps as the sites' own loops. Raises
-    `moretta.errors.ParameterError` if views and federation contradict each other.
+    Args:
+        made: Silos with their rows and names, the model, and a protocol with the same steps as the sites' own loops.
+
+    Raises:
+        ParameterError: Views and federation contradict each other.
     """
     ask, before = _question(made), list[tuple[str, str, Message]]()
     by_round, models = dict[int, Traffic](), dict[int, dict[str, Array]]()

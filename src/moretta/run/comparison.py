@@ -127,8 +127,9 @@ def _changed(path: Path, overrides: Sequence[str], sets: Sequence[str]) -> RunFi
 def rehearse(cells: "Sequence[Cell]") -> None:
     """Raise any error that one of the runs would raise before its first round, before a run begins.
 
-    Runs of one seed with different validation rows are refused, because their scores are not comparable. So are runs
-    that began with other rows than the present ones.
+    Raises:
+        ParameterError: Runs of one seed have different validation rows, so that their scores are not comparable. A run
+            began with other rows than the present ones.
     """
     targets = dict[int, tuple[str, Any]]()
     for cell in cells:
@@ -156,7 +157,9 @@ def weight_differences(folders: Sequence[Path]) -> dict[str, float]:
     """Return the largest relative difference of each run's weights from those of the first run of FedSGD.
 
     Keys are protocols, or run folders if several runs have one protocol. Without a run of FedSGD the result is empty.
-    Raises `moretta.errors.ParameterError` for a folder without a finished run.
+
+    Raises:
+        ParameterError: A folder has no finished run.
     """
     protocols = [read_run(folder).protocol for folder in folders]
     if REFERENCE not in protocols:

@@ -38,8 +38,11 @@ LabelledRows = tuple[NDArray[np.generic], NDArray[np.generic]]
 class Evaluator:
     """Score models of one architecture on rows, which it prepares as the silos do.
 
-    model: the architecture; it is copied. task: "classification" or "regression". own: the user's own metrics. names:
-    of the classes, if known.
+    Args:
+        model: The architecture; it is copied.
+        task: "classification" or "regression".
+        own: The user's own metrics.
+        names: The names of the classes, if known.
     """
 
     def __init__(
@@ -65,6 +68,9 @@ class Evaluator:
 
         Beside the worst are the means over models on all rows and, as `slices`, each model on its own part of the rows.
         `classes`, the tables of a classifier (`moretta.run.metrics`), are of the only model or the worst.
+
+        Args:
+            models: The models by silo; "" is the common one.
         """
         inputs, metrics, parts = self._prepared(rows[0]), len(models) <= MANY, list[dict[str, Any]]()
         scores, cuts = dict[str, dict[str, Any]](), slices(len(rows[0]), len(models))

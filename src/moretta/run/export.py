@@ -83,7 +83,11 @@ def export_history(folder: Path, out: Path) -> int:
     """Write a run's history, finished or not, as TensorBoard's events into a new folder; return the number of rounds.
 
     Each figure of a round is a scalar by its name: seconds and bytes by phase and kind, and the number of missing
-    silos. Raises `moretta.errors.ParameterError` for a folder without a history, or an existing `out`.
+    silos.
+
+    Raises:
+        ParameterError: The folder has no history, the history is damaged, or `out` exists.
+        MissingExtra: TensorBoard is not installed.
     """
     if find_spec("tensorboard") is None:
         raise MissingExtra("TensorBoard's events need tensorboard; run: pip install 'moretta[tensorboard]'")

@@ -440,7 +440,9 @@ class Federation:
     ) -> tuple[Client, Sequence[type[Message]]]:
         """Build the role of one silo of this machine, and return it with the messages of the run.
 
-        place: the run, and its number of resumes. helped: records the sums that the silo has helped to open.
+        Args:
+            place: The run, and its number of resumes.
+            helped: Records the sums that the silo has helped to open.
         """
         players = self._built(self._setting(seed, rounds, place, lambda name: helped))
         return players.clients[name], players.messages

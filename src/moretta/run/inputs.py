@@ -88,9 +88,10 @@ class RowChecks:
         self.check_finite(part, x)
 
     def check_finite(self, owner: str, x: NDArray[np.generic], columns: Sequence[int] = ()) -> None:
-        """Raise `moretta.errors.ParameterError` for infinite values, and for absent ones (NaN) unless they are allowed.
+        """Raise RowsError for infinite values, and for absent ones (NaN) unless they are allowed.
 
-        columns: those of x, if columns are split; empty for all.
+        Args:
+            columns: The indices of x's columns, if columns are split; empty for all.
         """
         held = list(columns or range(x.shape[-1]))
         names = [self.names[place] if place < len(self.names) else str(place) for place in held]
@@ -119,9 +120,12 @@ def refuse_scaled_twice(model: nn.Module, standardise: bool | Sequence[str], *, 
 def with_one_tensor(
     model: nn.Module, silos: Sequence[Silo], dtype: torch.dtype, targets: Iterable[NDArray[np.generic]] = ()
 ) -> nn.Module:
-    """Return the model, changed to return one tensor [rows, outputs] of several. targets: of all rows.
+    """Return the model, changed to return one tensor [rows, outputs] of several.
 
     It returns the only one with the number of outputs that the targets need. `count_outputs` reports any failure.
+
+    Args:
+        targets: The targets of all rows.
     """
     hook = hooks.hook_of(model) or hooks.OneTensor()
     hooks.gives_all(model)
@@ -160,10 +164,14 @@ def count_outputs(
     *,
     differentiable: bool = True,
 ) -> int:
-    """Return the number of a model's outputs for a row. differentiable: false for protocols of forward passes alone.
+    """Return the number of a model's outputs for a row.
 
-    Raises `moretta.errors.ParameterError` if the model refuses the silos' rows, writes to them, or does not return
-    [rows, outputs] of floats, with a gradient if the protocol needs one.
+    Args:
+        differentiable: False for protocols of forward passes alone.
+
+    Raises:
+        ParameterError: The model refuses the silos' rows, writes to them, or mixes rows of a batch. Or it does not
+            return [rows, outputs] of floats, with a gradient if the protocol needs one.
     """
     sample = _sample(silos, dtype)
     clone = modules.out_of_place(copy.deepcopy(model)).eval()
@@ -220,7 +228,7 @@ def _sample(silos: Sequence[Silo], dtype: torch.dtype) -> torch.Tensor:
 
 
 def check_batches(model: nn.Module, silos: Sequence[Silo], batch_size: int, dtype: torch.dtype) -> None:
-    """Raise `moretta.errors.RowsError` if a local silo has batches of one row and the model cannot train on one.
+    """Raise RowsError if a local silo has batches of one row and the model cannot train on one.
 
     Batch normalisation cannot if a row has one value a channel.
     """

@@ -74,8 +74,10 @@ def best_round(history: Sequence[Mapping[str, Any]]) -> int:
 class EarlyStopping:
     """Keeps the best round, and stops the run when too many rounds have passed since.
 
-    patience: the number of rounds without a lower validation loss; None never stops. Only evaluated rounds are judged
-    (`evaluate_every`).
+    Args:
+        patience: The number of rounds without a lower validation loss; None never stops. Only evaluated rounds are
+            judged (`evaluate_every`).
+        best: The best round of an earlier session, if any.
     """
 
     def __init__(self, patience: int | None, best: BestRound | None = None) -> None:
@@ -84,7 +86,9 @@ class EarlyStopping:
     def stops(self, history: Sequence[Mapping[str, Any]], states: Callable[[], Mapping[str, State]]) -> bool:
         """Keep the states if the last round is the best; return whether the run stops after it.
 
-        history: a line a round, the last one included. states: returns all roles' present states.
+        Args:
+            history: A line a round, the last one included.
+            states: Returns all roles' present states.
         """
         last = history[-1]
         if self._patience is None or "validation_loss" not in last:
@@ -101,8 +105,11 @@ log = logging.getLogger("moretta")
 class Session:
     """Run the remaining rounds of a run.
 
-    place: the state of the run and its roles, at the beginning or at its last checkpoint. silos: those that take part.
-    transport: makes the engine of remote ones. folder: None writes nothing.
+    Args:
+        silos: The silos that take part.
+        place: The state of the run and its roles, at the beginning or at its last checkpoint.
+        folder: None writes nothing.
+        transport: Makes the engine of remote silos; None runs them in this process.
     """
 
     def __init__(
@@ -400,9 +407,13 @@ def computes_on_one_thread(of: Trainable) -> bool:
 
 
 def workers_of(of: Trainable, silos: int, rounds: int) -> int:
-    """Return the number of processes that silos run in. rounds: the remaining ones.
+    """Return the number of processes that silos run in.
 
-    Raises `moretta.errors.ParameterError` if several are requested and this machine or device cannot fork.
+    Args:
+        rounds: The number of remaining rounds.
+
+    Raises:
+        ParameterError: Several are requested, and this machine or device cannot fork.
     """
     setting, can = of.spec.engine.workers, hasattr(os, "fork") and of.spec.run.device == "cpu"
     if not can and (setting or 1) > 1:

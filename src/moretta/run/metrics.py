@@ -103,10 +103,13 @@ TOP5_FROM = 20  # classes
 def figures_of_classes(
     outputs: NDArray[np.float64], classes: NDArray[np.int64], loss: str | None, names: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return accuracy and the like and, under a loss, `metrics`, numbers, and `classes`, tables.
+    """Return the accuracy and, under a loss, further figures: `metrics`, numbers, and `classes`, tables.
 
-    outputs: [rows, outputs]. loss: None omits metrics and tables. names: of the classes, for the tables; without names
-    they are numbered.
+    Args:
+        outputs: [rows, outputs].
+        classes: The true classes, [rows].
+        loss: "mse" or "cross-entropy"; None returns the accuracy alone.
+        names: The names of the classes, for the tables; without names they are numbered.
     """
     chosen = predicted(outputs)
     figures: dict[str, Any] = {"accuracy": float((chosen == classes).mean())}
@@ -172,6 +175,11 @@ def tables_of_counts(
 
     A class has precision None without predictions, recall None without rows, F1 None without either. Empty bins are
     omitted.
+
+    Args:
+        counts: The confusion matrix, [classes, classes], with rows by true class.
+        bins: The bins of `reliability`; None omits them.
+        names: The names of the classes; without names they are numbered.
     """
     named = list(names) if len(names) == len(counts) else [str(number) for number in range(len(counts))]
     right, rows, chosen = np.diag(counts), counts.sum(axis=1), counts.sum(axis=0)
@@ -235,7 +243,12 @@ def rankings(outputs: NDArray[np.float64], classes: NDArray[np.int64], loss: str
 def at_thresholds(ranking: Ranking, weights: Array) -> tuple[Array, Array]:
     """Return the numbers of those rows, and of the others, that score at least each threshold, the highest first.
 
-    weights: [draws, rows], how often a row counts. Both results are [draws, thresholds]; equal scores share one.
+    Args:
+        ranking: Whether each row is one of those, and its score.
+        weights: The number of times that a row counts, [draws, rows].
+
+    Returns:
+        Both numbers, [draws, thresholds]; equal scores share one threshold.
     """
     positives, scores = ranking
     order = np.argsort(-scores, kind="stable")
@@ -245,9 +258,13 @@ def at_thresholds(ranking: Ranking, weights: Array) -> tuple[Array, Array]:
 
 
 def ranked(orders: Sequence[Ranking], weights: Array) -> dict[str, NDArray[np.float64]]:
-    """Return the area under the ROC curve and the average precision, means over rankings, [draws]; empty without any.
+    """Return the area under the ROC curve and the average precision, means over rankings; empty without any.
 
-    The area is Mann and Whitney's U over pairs. Both are NaN in a draw that lacks a class.
+    Args:
+        weights: The number of times that a row counts, [draws, rows].
+
+    Returns:
+        float64[draws] each. The area is Mann and Whitney's U over pairs. Both are NaN in a draw that lacks a class.
     """
     areas, precisions = list[Array](), list[Array]()
     for order in orders:
@@ -343,9 +360,12 @@ def _interval(finite: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def of_counts(counts: NDArray[np.int64]) -> dict[str, tuple[float, float]]:
-    """Return intervals of the figures of a confusion matrix, [classes, classes], without the rows.
+    """Return intervals of the figures of a confusion matrix, without the rows.
 
     Resampled counts of its cells are multinomial, so these are `judged`'s intervals over rows.
+
+    Args:
+        counts: [classes, classes].
     """
     rows = int(counts.sum())
     drawn = generator(0).multinomial(rows, counts.ravel() / rows, RESAMPLES).reshape(-1, *counts.shape)

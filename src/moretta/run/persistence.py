@@ -72,7 +72,8 @@ def restore_states(roles: Roles, states: Mapping[str, State]) -> None:
 def needs_truth(recorded: bool | tuple[int, ...], silos: Sequence[Silo], number: int) -> bool:
     """Return whether an audit needs the states at a round's end: those before and after each recorded round.
 
-    recorded: the rounds whose views are recorded, True for all.
+    Args:
+        recorded: The rounds whose views are recorded, True for all.
     """
     if not recorded or any(silo.remote for silo in silos):
         return False
@@ -153,8 +154,10 @@ def recorder_of(spec: Specification, folder: RunFolder | None, place: Checkpoint
 class RunFiles:
     """Write the files of one session of a run, in the order of its methods.
 
-    place: where the session began. recorder: of the views, None if they are not recorded. rounds: the last one's
-    number.
+    Args:
+        place: The place where the session began.
+        recorder: Records the views; None if they are not recorded.
+        rounds: The number of the last round.
     """
 
     of: Trainable

@@ -94,9 +94,16 @@ def evaluate(
 ) -> tuple[dict[str, Any], Mapping[int, str]]:
     """Return the scores (`judged`) of a run's model on labelled rows of a table or an .npz file, and the rows left out.
 
-    The latter are rows that violate the schema, from 1, and why. by: any column of the table, by its own name or the
-    mapping's; rows of each of its values are also scored separately. Other arguments are those of `predict`. Raises
-    `moretta.errors.ParameterError` if the run has no such model, or rows or targets do not fit.
+    Args:
+        by: A column of the table, by its own name or the mapping's. The rows of each of its values are scored too,
+            except values with fewer than `LEAST_SHOWN` rows.
+        choice, form, mapping: As in `predict`.
+
+    Returns:
+        The scores, and by number from 1 the rows that violate the schema, each with the reason.
+
+    Raises:
+        ParameterError: The run has no such model, rows or targets do not fit, or the table has no column `by`.
     """
     model = trained_model.read(folder, choice)
     source = Source(data.name, replace(model.form, **(form or {})), base=data.parent, mapping=mapping)

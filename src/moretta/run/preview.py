@@ -248,8 +248,10 @@ def _target(counted: Counted, names: Sequence[str], table: Schema | None) -> Spr
 def load(run_file: RunFile) -> Distributed:
     """Return the rows of a run file by silo: distributed, or from a file each.
 
-    Files of silos with different columns may have their rows in any order. Raises `moretta.errors.ParameterError` for
-    unusable data.
+    Files of silos with different columns may have their rows in any order.
+
+    Raises:
+        ParameterError: The data are unusable, or at sites.
     """
     seed, data, base = run_file.run.seed, run_file.data, run_file.base
     if data.source == "sites":

@@ -137,8 +137,11 @@ yours in their place.
 def create(folder: Path) -> list[Path]:
     """Write a project into a new or empty folder, and return its files, sorted.
 
-    The folder's name is the run's. Raises `moretta.errors.ParameterError`, and writes nothing, for a name with other
-    characters than letters, digits, dots, dashes and underscores, and for a folder with content.
+    The folder's name is the run's.
+
+    Raises:
+        ParameterError: The folder has content, or its name has other characters than letters, digits, dots, dashes and
+            underscores. Nothing is written.
     """
     name = folder.absolute().name
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", name):

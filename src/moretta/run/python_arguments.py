@@ -165,8 +165,12 @@ def listed(silos: object) -> list[Silo]:
 def names_in(keyword: str, value: object, table: Sequence[str] = ()) -> tuple[str, ...]:
     """Return names of columns or classes, from a list, an array or a frame's columns.
 
-    table: the names that a schema sets, if any. Raises `moretta.errors.ParameterError`, naming the keyword, for
-    anything but a list of words, and for other names or another order than the table's.
+    Args:
+        table: The names that a schema sets, if any.
+
+    Raises:
+        ParameterError: The value is anything but a list of words, or has other names or another order than the table's.
+            The sentence names the keyword.
     """
     names = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
@@ -183,7 +187,10 @@ def task_of(silos: Sequence[Silo], loss: str) -> str:
     """Return "classification" or "regression", by the targets of all silos.
 
     Whole numbers and one-hot rows are classes, as in files (`moretta.data.rows.as_targets`), and so are soft labels
-    under cross-entropy. Raises `moretta.errors.ParameterError`, naming two silos, if only some have classes.
+    under cross-entropy.
+
+    Raises:
+        ParameterError: Only some silos have classes; the sentence names two silos.
     """
     labelled = [silo for silo in silos if silo.y.size]
     if any(silo.y.ndim == 3 for silo in labelled):  # rows of masks have no class
@@ -203,9 +210,13 @@ def task_of(silos: Sequence[Silo], loss: str) -> str:
 def columns_agreed(silos: Sequence[Silo], value: object, table: Schema | None) -> tuple[list[Silo], Sequence[str]]:
     """Return silos with the columns of their frames in one order, and the names in that order.
 
-    The names are the table's, else the user's (value), else the first silo's. Arrays have no names, and stay unchanged.
-    Raises `moretta.errors.ParameterError`, naming silo and column, if silos have other columns, or only some have
-    names.
+    The names are the table's, else the user's, else the first silo's. Arrays have no names, and stay unchanged.
+
+    Args:
+        value: The user's names, if any.
+
+    Raises:
+        ParameterError: Silos have other columns, or only some have names. The sentence names silo and column.
     """
     of_table = () if table is None else expansion_of(table).names
     names = names_in("feature_names", value, of_table)
@@ -255,7 +266,11 @@ def _ordered(silo: Silo, columns: Sequence[str], owner: str) -> Silo:
 def rows_of(part: str, rows: Any, names: Sequence[str], task: str, floats: bool) -> Any:
     """Return test or validation rows as arrays, from a pair (x, y) or a Dataset; None stays None.
 
-    part: the argument's name, for errors. names: of the silos' columns. task, floats: as of `alike`.
+    Args:
+        part: The argument's name, for errors.
+        names: The names of the silos' columns.
+        task: As in `alike`.
+        floats: Whether a silo's inputs are floats.
     """
     if rows is None:
         return None
@@ -294,9 +309,12 @@ def built(
 ) -> tuple[nn.Module, Made]:
     """Return a model, and how it is built if that is known.
 
-    model: a module; or a built-in name or "module:function"; or a mapping with that as "source" and further arguments,
-    as [model] in a run file. Raises `moretta.errors.ParameterError` for anything else, and for a model without
-    trainable parameters.
+    Args:
+        model: A module; or a built-in name or "module:function"; or a mapping with that as "source" and further
+            arguments, as [model] in a run file.
+
+    Raises:
+        ParameterError: The model is anything else, or has no trainable parameters.
     """
     if isinstance(model, type) and issubclass(model, nn.Module):
         raise ParameterError(f"model: expected a module, got the class {model.__name__}; call it: {model.__name__}(..)")

@@ -35,7 +35,8 @@ class Prepared(_Uncast):
     and places of categories). Tokens pass unchanged. Sums are in float64, as at the silos. A row that predictions
     refuse has outputs of NaN: with a forbidden absence, an infinite value, or an invalid place of a category.
 
-    may_lack: bool[columns], or [1] for all, whether a value may be absent.
+    Args:
+        may_lack: Whether a value may be absent: bool[columns], or [1] for all columns.
     """
 
     exact = ("fill", "mean", "deviation")

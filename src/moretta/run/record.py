@@ -342,7 +342,10 @@ def sum_line(opened: OpenedSum, of: str) -> dict[str, Any]:
 def all_sums(history: Sequence[Mapping[str, Any]], release: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
     """Return the opened sums of a run with the rounds of each; None if some rounds did not record them.
 
-    Sums over the same silos that differ in their round alone are merged. release: those after the last round.
+    Sums over the same silos that differ in their round alone are merged.
+
+    Args:
+        release: The sums after the last round.
     """
     if not all("sums" in line for line in history):
         return None  # an earlier version ran these rounds
@@ -370,10 +373,12 @@ def bytes_of(traffic: Mapping[tuple[str, str], int], silos: int) -> dict[str, fl
 
 
 def total_bytes(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the bytes of a run: up and down as means over silos and rounds; the rest in total.
+    """Return the bytes of a run.
 
-    secure_aggregation: keys, confirmations of survivors and shares for unmasking. set_up: statistics and agreement on
-    the model.
+    Returns:
+        up_per_silo_per_round, down_per_silo_per_round: Means over silos and rounds.
+        secure_aggregation: Keys, confirmations of survivors and shares for unmasking, in total.
+        set_up: Statistics and agreement on the model, in total.
     """
     means = {
         f"{way}_per_silo_per_round": float(np.mean([line["bytes"][way] for line in history])) for way in ("up", "down")
@@ -397,7 +402,7 @@ TESTED = ("test_", "validation_")
 class StopTraining(Exception):  # not an error: a callback raises it to end a run
     """End the run after the current round: raise it in a callback of `moretta.Federation.train`.
 
-    The run then ends as early stopping ends it: the model is released, scored and written, and a checkpoint is kept.
+    The run then ends as by early stopping. The model is released, scored and written, and a checkpoint is kept.
     """
 
 

@@ -155,7 +155,9 @@ IN_THE_BOX: Mapping[str, Tracker] = {"tensorboard": tensorboard, "mlflow": mlflo
 def trackers_of(trackers: Sequence[Tracker | str], base: Path) -> list[Tracker]:
     """Return trackers: built-in ones by name, "module:function" beside the run file, and functions as they are.
 
-    Raises `moretta.errors.ParameterError` for anything else, and MissingExtra if a built-in one is not installed.
+    Raises:
+        ParameterError: A tracker is anything else.
+        MissingExtra: A built-in tracker is not installed.
     """
     if isinstance(trackers, str) or not isinstance(trackers, Sequence):
         raise ParameterError(f'trackers: expected a list such as ["tensorboard"]; got {kind_of(trackers)}')

@@ -188,8 +188,11 @@ class TrainedModel(nn.Module):
     def class_numbers(self, y: NDArray[Any], where: str) -> NDArray[Any]:
         """Return labels as the numbers of classes if they are names; others unchanged.
 
-        where: the labels' name in errors. Raises `moretta.errors.ParameterError` for words that name no class, and for
-        numbers that may be names, such as 1 if the first class is called "1".
+        Args:
+            where: The labels' name in errors.
+
+        Raises:
+            ParameterError: Words name no class, or numbers may be names, such as 1 if the first class is called "1".
         """
         if not self.classes or self.task != "classification" or math.prod(y.shape[1:]) != 1:
             return y
@@ -219,8 +222,12 @@ class TrainedModel(nn.Module):
     def outputs(self, x: Array, where: str) -> NDArray[np.floating[Any]]:
         """Return the outputs, [rows, outputs], of a silo's rows, which may be lazy.
 
-        where: the rows' name in errors. Raises `moretta.errors.ParameterError` for rows of another shape, infinite
-        values, NaN for a required value, and rows that the network fails on.
+        Args:
+            where: The rows' name in errors.
+
+        Raises:
+            ParameterError: Rows have another shape, infinite values, NaN for a required value, or pixels outside [0,
+                1]. Or the network fails on them.
         """
         x = self._checked(x, where)
         if self.image is not None and not isinstance(x, LazyRows) and ((x < 0) | (x > 1)).any():

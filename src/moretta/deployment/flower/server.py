@@ -203,8 +203,12 @@ class SumServer:
 class GridDelivery:
     """Delivers asks over a grid to silos by their names, at any node (`moretta.engines.delivery`).
 
-    known: silos that may take part; empty for all. terms: of the run. question, timeout: the content beside an
-    `AskSum`, and the seconds for each answer. names: of the metrics in each silo's last upload.
+    Attributes:
+        known: The silos that may take part; empty for all.
+        terms: The terms of the run's sums.
+        question: The content beside an `AskSum`; None without one.
+        timeout: The seconds for each answer; None waits without limit.
+        names: The names of metrics in each silo's last upload.
     """
 
     def __init__(self, grid: Grid, run: str, roster: Roster | None) -> None:

@@ -103,7 +103,10 @@ class KeptAgreements:
     """The seeds of silos' last set-ups, so that a process need not agree again for each message: secret, in memory.
 
     An agreement never changes, so a role made with it equals one made from the messages. Its key is a digest of all
-    that it follows from. Actions that may happen once are recorded elsewhere, by each role. most: the number kept.
+    that it follows from. Actions that may happen once are recorded elsewhere, by each role.
+
+    Args:
+        most: The largest number of agreements to keep.
     """
 
     def __init__(self, most: int) -> None:
@@ -134,7 +137,9 @@ _AGREEMENTS = KeptAgreements(128)
 class FlowerSite:
     """A silo's role for one message, made anew from its memory.
 
-    file: its silo.toml. helped: the sums that it has helped to open.
+    Args:
+        file: The silo's silo.toml.
+        helped: The sums that it has helped to open.
     """
 
     def __init__(self, file: SiloFile, memory: Memory, helped: HelpedSums) -> None:
@@ -304,8 +309,13 @@ def _arrays(content: RecordDict) -> ArrayRecord:
 def taken(content: RecordDict, sent: ArrayRecord | None, terms: SumTerms) -> tuple[Tensors, int, UploadNames]:
     """Return an app's contribution to a sum: its tensors, the number of its examples, and metrics' names.
 
-    sent: the arrays that it received, whose names, shapes and kinds its own must have; None if only metrics count.
-    Raises `moretta.errors.PolicyError` for other arrays, which the server sees, and `moretta.errors.RowsError`.
+    Args:
+        sent: The arrays that the app received, whose names, shapes and kinds its own must have. None if only metrics
+            count.
+
+    Raises:
+        PolicyError: The app's arrays or metrics have another form, which the server would see.
+        RowsError: The number of examples is not a whole number of at least 1.
     """
     tensors = {} if sent is None else _like(sent, _arrays(content))
     records = list(content.metric_records.values())

@@ -39,10 +39,15 @@ log = logging.getLogger("moretta")
 
 
 class SecureFedAvg(FedAvg):  # type: ignore[misc]
-    """FLARE's FedAvg that sees only weighted means of results. args, kwargs: FLARE's, which finds them by name.
+    """FLARE's FedAvg that sees only weighted means of results.
 
-    settings: [secure-aggregation], as TOML. roster: the file of all sites' keys; empty for none. most_weight: a bound
-    of all sites' steps together. train_timeout: seconds for a task, 0 for any number. answer_timeout: for a message.
+    Args:
+        args, kwargs: FLARE's own, which finds them by name.
+        settings: [secure-aggregation], as TOML.
+        roster: The file of all sites' keys; empty without one.
+        most_weight: A bound of all sites' steps together.
+        train_timeout: Seconds for a task; 0 waits without limit.
+        answer_timeout: Seconds for a message.
     """
 
     def __init__(

@@ -49,7 +49,10 @@ log = logging.getLogger("moretta")
 class TaskResult:
     """The result of a script.
 
-    kind: "FULL" weights, or their "DIFF" to the model. weight: the number of steps. about: the digest of the task.
+    Attributes:
+        kind: "FULL" weights, or their "DIFF" to the model.
+        weight: The number of steps, at least 1.
+        about: The digest of the task.
     """
 
     kind: str
@@ -60,9 +63,15 @@ class TaskResult:
 
     @classmethod
     def of(cls, dxo: DXO, model: Mapping[str, Any]) -> "TaskResult":
-        """Return a result. model: of the task, whose names, shapes and kinds of numbers the result must have.
+        """Return a result.
 
-        Raises `moretta.errors.PolicyError` for other arrays, and `moretta.errors.RowsError`, which stays at the site.
+        Args:
+            model: The task's model, whose names, shapes and kinds of numbers the result must have.
+
+        Raises:
+            PolicyError: The arrays have another form.
+            RangeError: An array has NaN or infinity.
+            RowsError: The number of steps is invalid. This error stays at the site.
         """
         if dxo.data_kind not in KINDS or dxo.meta.get(MetaKey.PROCESSED_ALGORITHM):
             raise PolicyError(f"expected weights or their difference, got {dxo.data_kind} as a filter changed it")
@@ -115,8 +124,10 @@ def _as_sent(own: Any, sent: Any) -> Any:
 class RecordViews(Filter):  # type: ignore[misc]
     """A site's last filter of results: it records a training task's model and result in the clear.
 
-    It is for audited runs (``moretta audit --views``) with rows that an auditor may know. folder: for the views of all
-    sites of one run.
+    It is for audited runs (``moretta audit --views``) with rows that an auditor may know.
+
+    Args:
+        folder: The folder for the views of all sites of one run.
     """
 
     def __init__(self, folder: str) -> None:
@@ -159,8 +170,10 @@ class RecordViews(Filter):  # type: ignore[misc]
 class KeepResult(RecordViews):
     """The last filter of a site: a training task's result stays here, and the server learns only sums of it.
 
-    settings: [secure-aggregation] of the job, as TOML. folder: for the site's view of sums, as in `RecordViews`; empty
-    records nothing. most_weight: a bound of all sites' steps together; a site with more counts as that.
+    Args:
+        settings: [secure-aggregation] of the job, as TOML.
+        folder: The folder for the site's view of sums, as in `RecordViews`; empty records nothing.
+        most_weight: A bound of all sites' steps together; a site with more counts as that.
     """
 
     def __init__(self, settings: str, folder: str = "", most_weight: int = 2**24) -> None:

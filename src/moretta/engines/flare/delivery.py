@@ -96,7 +96,8 @@ class Sites:
     def gather(self, least: int, wait: float) -> None:
         """Greet all sites until each has appeared or refused, for at most `wait` seconds.
 
-        Raises `moretta.errors.ParameterError`, with the missing sites and why, if fewer than `least` have appeared.
+        Raises:
+            ParameterError: Fewer than `least` sites have appeared; the sentence names the missing ones and the reasons.
         """
         until, sites = time.monotonic() + wait, self._live.sites
         while waited_for := [name for name in self._live.away() if sites[name].refusal is None]:

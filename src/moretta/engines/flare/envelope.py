@@ -94,7 +94,11 @@ class Hello(_Header):
 class Submit(_Header):
     """Numbered work: to answer the message in the body, to save the state, or to end the run.
 
-    A repeat has the same number and another serial. processes, serial: as in `Hello`. round: of "keep".
+    A repeat has the same number and another serial.
+
+    Args:
+        round: The round of "keep".
+        processes, serial: As in `Hello`.
     """
 
     kind: Literal["submit"] = "submit"

@@ -82,9 +82,11 @@ def _public(private: X25519PrivateKey) -> str:
 
 
 class ServerSession:
-    """The server's side of one session of a run. hello: with the session's keys and their certificate.
+    """The server's side of one session of a run.
 
-    identity: the server's own, long-lived. hello: the first request to each site.
+    Args:
+        identity: The server's own, long-lived.
+        hello: The first request to each site. The attribute also has the session's keys and their certificate.
     """
 
     def __init__(self, identity: Identity, hello: wire.Hello) -> None:
@@ -106,9 +108,13 @@ class ServerSession:
     ) -> tuple[wire.Reply, Bytes]:
         """Return a process's reply under a serial, with its body opened, in a mapped file if it is large.
 
-        key: of the silo's identity; None without a roster, and then nothing proves the sender. largest: the most bytes
-        of the body. Raises `moretta.errors.CodecError` for other or longer bytes, and `moretta.errors.PeerError` for an
-        unsigned reply.
+        Args:
+            key: The public key of the silo's identity. None without a roster, and then nothing proves the sender.
+            largest: The largest number of bytes of the body.
+
+        Raises:
+            CodecError: The bytes are malformed, too many, or not sealed for this session.
+            PeerError: The reply is not signed by the key.
         """
         sealed = largest + TAG * max(1, -(-largest // PIECE))
         reply, envelope = wire.reply_of(data, sealed)
@@ -152,8 +158,11 @@ def _unsigned(reply: wire.Reply, listed: str) -> str:
 class Trust:
     """The keys that a site trusts.
 
-    name: the silo's in the run; its name in the engine may differ. keys: the server's, one or two. identity: the silo's
-    own, if any. folder: holds a folder for each of its runs.
+    Attributes:
+        name: The silo's name in the run; its name in the engine may differ.
+        keys: The server's public keys, one or two.
+        identity: The silo's own; None without one.
+        folder: The folder with a folder for each of the silo's runs.
     """
 
     name: str
@@ -214,7 +223,8 @@ class SiteSession:
 class Gate:
     """Accepts each envelope of the server's session to this process once, and nothing else.
 
-    load: returns the site's `Trust`, or raises `moretta.errors.MorettaError`. process_id: of this process.
+    Args:
+        load: Returns the site's `Trust`, or raises `moretta.errors.MorettaError`.
     """
 
     def __init__(self, load: Callable[[], Trust]) -> None:

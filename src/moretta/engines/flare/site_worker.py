@@ -35,8 +35,9 @@ QUIET = 1.0  # seconds between two lines of the log about rejected bytes, becaus
 class HostedSilo(Protocol):
     """A silo for its worker: it can join a run, save its state, and receive the run's release.
 
-    largest: the most bytes of an accepted message. timed: whether the server learns how long the role worked, which
-    depends on its rows.
+    Attributes:
+        largest: The largest number of bytes of an accepted message.
+        timed: Whether the server learns how long the role worked, which depends on its rows.
     """
 
     name: str

@@ -81,9 +81,13 @@ class Evidence:
 
 
 def read_evidence(folder: Path, answers: Path | None = None) -> Evidence:
-    """Read a run folder. answers: a file of `questions.read_answers`; None for `dossier.toml` in the folder, if any.
+    """Read a run folder.
 
-    Raises `moretta.errors.ParameterError` for a folder without a run, or with a damaged file.
+    Args:
+        answers: A file of `questions.read_answers`; None takes `dossier.toml` in the folder, if any.
+
+    Raises:
+        ParameterError: The folder has no run, or a damaged file.
     """
     if not folder.is_dir():
         raise ParameterError(f"{folder}: expected a run folder; there is no such directory")

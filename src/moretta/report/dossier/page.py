@@ -175,11 +175,15 @@ class Written:
 
 
 def write_dossier(folder: Path, out: Path | None = None, answers: Path | None = None) -> Written:
-    """Write the dossier of a run: a page to `out`, by default ``dossier.html`` in the folder, and its JSON beside it.
+    """Write the dossier of a run: a page, and its JSON beside it.
 
-    answers: as in `moretta.report.dossier.evidence.read_evidence`. Raises `moretta.errors.ParameterError`, and writes
-    nothing, for an unreadable folder, a file that cannot be written or is not a dossier, or a signed dossier that would
-    change.
+    Args:
+        out: The page; None takes ``dossier.html`` in the folder.
+        answers: As in `moretta.report.dossier.evidence.read_evidence`.
+
+    Raises:
+        ParameterError: The folder is unreadable, or a file cannot be written, is not a dossier, or would change a
+            signed one. Nothing is written.
     """
     files = Files.at(out or folder / "dossier.html")
     evidence = read_evidence(folder, answers)
@@ -224,9 +228,13 @@ MOST = 10_000  # signatures, more than any cohort needs
 
 @dataclass(frozen=True)
 class Checked:
-    """The result of signatures. signers: by the roster's names; missing: those of the roster who did not sign.
+    """The result of signatures.
 
-    unknown: fingerprints of keys that the roster does not list; broken: of those whose signature is wrong.
+    Attributes:
+        signers: By their names in the roster.
+        missing: Those of the roster who did not sign.
+        unknown: Fingerprints of keys that the roster does not list.
+        broken: Those whose signature is wrong, by name or fingerprint.
     """
 
     signers: Sequence[str]
@@ -247,8 +255,8 @@ class Checked:
 def sign(path: Path, identity: Identity) -> Files:
     """Sign a dossier, and return its paths. A second signature of the same identity replaces the first one.
 
-    Raises `moretta.errors.ParameterError` if the JSON or its page has changed since it was written, or if others signed
-    another dossier under this name.
+    Raises:
+        ParameterError: The JSON or its page has changed since it was written, or the signatures are of another dossier.
     """
     files = Files.at(path)
     document, data, page = _read(files)
@@ -272,7 +280,8 @@ def sign(path: Path, identity: Identity) -> Files:
 def check(path: Path, roster: Roster) -> Checked:
     """Check the signatures on a dossier against a roster, whose server may have signed too.
 
-    Raises `moretta.errors.ParameterError` for unreadable files, or a changed JSON.
+    Raises:
+        ParameterError: A file is unreadable, or the JSON has changed.
     """
     files = Files.at(path)
     document, data, page = _read(files)

@@ -78,7 +78,8 @@ QUESTIONS: Sequence[Question] = (
 def read_answers(path: Path) -> Mapping[str, Sequence[str]]:
     """Return the answers of a file by key, each as its texts; an empty text is no answer.
 
-    Raises `moretta.errors.ParameterError` for a file that cannot be read, an unknown key or an answer without text.
+    Raises:
+        ParameterError: The file cannot be read, or has an unknown key or an answer that is not text.
     """
     try:
         tables = tomllib.loads(read_text(path.parent, path.name))
