@@ -43,9 +43,13 @@ class _Waiting:
 class Client:
     """Answers `TrainOn` with the gradients of its scalars, through the secure sum.
 
-    Under cross-entropy it answers `TrainOn` with its noisy predictions, and `Softmax` with the gradients. `model`:
-    never written to; one object for all silos that may be computed together. `head`: the model's last linear layer.
-    `variant`: the only accepted form of the softmax. `root`: of the lambdas that blind its ratios; None sends outputs.
+    Under cross-entropy it answers `TrainOn` with its noisy predictions, and `Softmax` with the gradients.
+
+    Args:
+        model: Never written to; one object for all silos that may be computed together.
+        head: The model's last linear layer.
+        variant: The only accepted form of the softmax, "probabilities" or "paper".
+        root: Of the lambdas that blind its ratios; None sends outputs.
     """
 
     def __init__(

@@ -88,16 +88,25 @@ def check(
 ) -> dict[str, Any]:
     """Perturb a model, run one batch of 8 random rows through client and server, and compare with the true gradient.
 
-    Returns the errors of the concatenated gradient in float64 and float32, relative to its norm, that of the
-    concatenated running statistics, the number of free scales, and the tensors forced to scale 1. In float32 the offset
-    stays within the server's bound (`moretta.protocols.pbpfl.server.largest_rho`). "passes_continuous" is whether
-    continuous scales reach all bars, None if not measured.
+    In float32 the offset stays within the server's bound (`moretta.protocols.pbpfl.server.largest_rho`).
 
-    fall_back: measure powers of two where float32 alone misses its bar with continuous scales, and the plain model's
-    own rounding excuses that (`excuse`). If powers of two reach all bars, the errors and "passes" are theirs.
-    "relative_error_float32_continuous" is then the error that missed. "plain_error_float32" excused it: the largest of
-    the first draws of `plain_errors`, up to 16; all but the first have weights moved by about a last bit. Raises
-    `moretta.errors.UnsupportedModel`, naming the layer, for a model that cannot be perturbed.
+    Args:
+        inputs: Of the model, in the order of its arguments.
+        outputs: The expected number of outputs.
+        fall_back: Measure powers of two where float32 alone misses its bar with continuous scales, and the plain
+            model's own rounding excuses that (`excuse`). If powers of two reach all bars, the errors and "passes" are
+            theirs.
+
+    Returns:
+        The errors of the concatenated gradient in float64 and float32, relative to its norm, and that of the
+        concatenated running statistics. Beside them the number of free scales, and the tensors forced to scale 1.
+        "passes_continuous" is whether continuous scales reach all bars, None if not measured. After a fall-back,
+        "relative_error_float32_continuous" is the error that missed, and "plain_error_float32" excused it: the largest
+        of the first draws of `plain_errors`, up to 16. All draws but the first have weights moved by about a last bit.
+
+    Raises:
+        UnsupportedModel: The model cannot be perturbed; the sentence names the layer.
+        ParameterError: The model has another number of outputs, or `refuse_dense` refuses it.
     """
     generator = torch.Generator().manual_seed(0)
     drawn = [input_of.draw(generator) for input_of in inputs]
@@ -158,6 +167,10 @@ def excuse(error: float, draws: Iterator[float]) -> float | None:
     It is the largest of the first `PLAIN_DRAWS` draws, or of fewer once these suffice. It excuses the error if it
     misses the bar itself and the error is at most `EXCUSED_FACTOR` times as large. A draw above `LARGEST_ROUNDING` is
     no rounding and excuses nothing.
+
+    Args:
+        error: In float32, relative to the gradient's norm.
+        draws: The same of the plain model, as `plain_errors` yields them.
     """
     largest = 0.0
     for draw in islice(draws, PLAIN_DRAWS):
@@ -183,9 +196,12 @@ def _measured(
 def plain_errors(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss) -> Iterator[float]:
     """Yield without end how far the plain model's gradient in float32 is from that in float64, relative to its norm.
 
-    model, inputs: in float64; targets: from `moretta.protocols.common.enrolment.targets` for float64. From the second
-    draw on weights are moved by about their last bit, as a perturbed model's are, since not every rounding flips a
-    ReLU.
+    From the second draw on weights are moved by about their last bit, as a perturbed model's are, since not every
+    rounding flips a ReLU.
+
+    Args:
+        model, inputs: In float64.
+        targets: From `moretta.protocols.common.enrolment.targets` for float64.
     """
     generator = torch.Generator().manual_seed(0)
 

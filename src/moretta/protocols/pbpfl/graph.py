@@ -57,9 +57,11 @@ _ALIASES = {
 class Call:
     """One call of a function of torch.
 
-    `name`: normalised, so that `x + y`, `torch.add` and `x.add_(y)` are all "add". `module`, `kind`: the path and the
-    class of the layer that called it; the model itself is "". `result`: the tensor (or tuple of tensors) itself, so
-    that its identity links calls. `copies`: with `keep`, the result's tensors right after the call.
+    Attributes:
+        name: Normalised, so that `x + y`, `torch.add` and `x.add_(y)` are all "add".
+        module, kind: The path and the class of the layer that called it; the model itself is "".
+        result: The tensor (or tuple of tensors) itself, so that its identity links calls.
+        copies: With `keep`, the result's tensors right after the call.
     """
 
     name: str
@@ -210,8 +212,15 @@ def record(
 ) -> Trace:
     """Run the model once, without gradients and with fixed randomness, and return its calls.
 
-    keep: copy every result at once, because a later in-place call may change it. turned: see `YesOrNo`.
-    Raises UnsupportedModel, with the line of the user's code, if the model reads data or cannot run.
+    Args:
+        training: Run in train mode, else in evaluation mode; the model stays in it.
+        keep: Copy every result at once, because a later in-place call may change it.
+        turned: See `YesOrNo`.
+
+    Raises:
+        UnsupportedModel: The model cannot run, draws from Python's or NumPy's global generator, or reads data, other
+            than by a yes-or-no question about its inputs alone. The sentence has the line of the user's code, except
+            for such draws.
     """
     model.train(training)
     tensors = (*inputs, *model.parameters(), *model.buffers())

@@ -42,12 +42,19 @@ WAY_OUT = "end the model with an nn.Linear whose output, [batch, outputs], is re
 class Head:
     """The last linear layer.
 
-    `module`: its path. `weight`, `bias`: its parameters. `outputs`, `inputs`: of a row. `tied`: another layer uses them
-    too. `positions`: rows per sample. `axis`: of the weight's outputs. `channels_last`: whether a sample's outputs are
-    in order of positions. `residual`: whether something is added to them. `answers`: the traced answers to the model's
-    questions about its inputs, empty without questions (`moretta.protocols.pbpfl.graph.YesOrNo`). `magnitude`: the
-    parameter g of weight normalisation, whose v is `weight`; `kept`: the axis of v over which norms are not taken, -1
-    for the norm of all of it.
+    Attributes:
+        module: Its path.
+        weight, bias: The names of its parameters.
+        outputs, inputs: The numbers of a row.
+        tied: Whether another layer uses its parameters too.
+        positions: Rows per sample.
+        axis: Of the weight's outputs.
+        channels_last: Whether a sample's outputs are in order of positions.
+        residual: Whether something is added to its outputs.
+        answers: The traced answers to the model's questions about its inputs (`moretta.protocols.pbpfl.graph.YesOrNo`);
+            empty without questions.
+        magnitude: The parameter g of weight normalisation, whose v is `weight`.
+        kept: The axis of v over which norms are not taken, -1 for the norm of all of it.
     """
 
     module: str
@@ -156,10 +163,13 @@ class Head:
 
 
 def refuse_dense(head: Head, loss: str, positions: int = 0, *, shown: bool = False) -> None:
-    """Raise `moretta.errors.ParameterError` for cross-entropy at positions, and for masks unlike the rows of W h + b.
+    """Raise ParameterError for cross-entropy at positions, and for masks unlike the rows of W h + b.
 
-    positions: of target masks; 0 for other targets. shown: whether the server may see the softmax at each position, as
-    in a run of tests and audits that hides nothing.
+    Args:
+        loss: "mse" or "cross-entropy".
+        positions: Of target masks; 0 for other targets.
+        shown: Whether the server may see the softmax at each position, as in a run of tests and audits that hides
+            nothing.
     """
     if max(head.positions, positions) > 1 and loss != "mse" and not (shown and positions):
         raise ParameterError(
@@ -188,9 +198,15 @@ def _replaced(layer: nn.Module, forward: Any) -> Iterator[None]:
 
 
 def features(layer: nn.Module, x: Tensor) -> Tensor:
-    """Return the numbers in which a layer is linear: [..., inputs] of nn.Linear, [B, inputs, ...] of a convolution.
+    """Return the numbers in which a layer is linear.
 
-    For a convolution they are the patches of its input, in the order of its weight's entries.
+    Args:
+        layer: The head's module.
+        x: Its input.
+
+    Returns:
+        For nn.Linear x itself, [..., inputs]. For a convolution the patches of x, [B, inputs, ...], in the order of its
+        weight's entries.
     """
     if isinstance(layer, CONVOLUTIONS):
         mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode

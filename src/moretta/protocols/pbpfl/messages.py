@@ -24,8 +24,11 @@ Bounded = Annotated[Array, _bounded]
 class TrainOn(Message):
     """The noisy model, the public half of its key, and the encoding of the answer.
 
-    parameters: W^ = R o W, with r added to each row of the head. parts: int64[outputs], the part I_s of each output.
-    direction: float64[outputs], r_a.
+    Attributes:
+        parameters: W^ = R o W, with r_i added to all entries of the head's row i.
+        parts: int64[outputs], the part I_s of each output, 0 to m - 1 without a gap.
+        direction: float64[outputs], r_a.
+        encoding: Fraction bits by the names of the uploads; empty under cross-entropy, where `Softmax` has them.
     """
 
     BESIDE_FROZEN: ClassVar[bool] = True
@@ -46,11 +49,17 @@ class TrainOn(Message):
 
 @message("pbpfl/predictions")
 class Predictions(Message):
-    """A silo's outputs, from which the server forms the true softmax: `practical.md`, Eq. 21.
+    """A silo's outputs, from which the server forms the true softmax.
 
-    z: y^ - max y^ by row, [B, outputs]; alpha: [B]. Differs from the paper, which sends exp(y^_i - y^_j) for all pairs.
-    That overflows float32 once 2 |alpha r| plus the gap of two outputs exceeds 88; z and alpha are the same in the log
-    domain.
+    Differs from the paper, which sends exp(y^_i - y^_j) for all pairs. That overflows float32 once 2 |alpha r| plus the
+    gap of two outputs exceeds 88; z and alpha are the same in the log domain.
+
+    Attributes:
+        z: y^ - max y^ by row, floats [B, outputs], at most 1e30 in size.
+        alpha: Floats [B], at most 1e30 in size.
+
+    Source:
+        `practical.md`, Eq. 21.
     """
 
     z: Bounded
@@ -68,8 +77,14 @@ class Predictions(Message):
 class Softmax(Message):
     """The server's answer to `Predictions`, and the encoding of the gradients.
 
-    `y`: [B, outputs], p o exp(-delta) in the paper's form (Eq. 24), p itself in the cheaper one. `k`: [B, m], (1 -
-    exp(delta)) / xi in the paper's form (printed as its reciprocal before Eq. 24), [B, 0] in the cheaper one.
+    Attributes:
+        y: [B, outputs], p o exp(-delta) in the paper's form, p itself in the cheaper one.
+        k: [B, m], (1 - exp(delta)) / xi in the paper's form (printed as its reciprocal before Eq. 24), [B, 0] in the
+            cheaper one.
+        encoding: Fraction bits by the names of the uploads.
+
+    Source:
+        `practical.md`, Eq. 24.
     """
 
     OWN: ClassVar[frozenset[str]] = frozenset({"y", "k"})
@@ -86,9 +101,14 @@ class Softmax(Message):
 
 @message("pbpfl/ratios")
 class Ratios(Message):
-    """A silo's blinded ratios, `practical.md`, step 1 before Eq. 23 (`moretta.protocols.pbpfl.ratios`).
+    """A silo's blinded ratios (`moretta.protocols.pbpfl.ratios`).
 
-    words: mu_ij, uint64[B, outputs, outputs - 1, 11], whole numbers lowest word first; alpha: [B].
+    Attributes:
+        words: mu_ij, uint64[B, outputs, outputs - 1, 11], whole numbers lowest word first.
+        alpha: [B].
+
+    Source:
+        `practical.md`, step 1 before Eq. 23.
     """
 
     words: Array
@@ -103,9 +123,14 @@ class Ratios(Message):
 
 @message("pbpfl/blinded-softmax")
 class BlindedSoftmax(Message):
-    """The server's answer to `Ratios` (Eq. 23), and the encoding of the gradients.
+    """The server's answer to `Ratios`, and the encoding of the gradients.
 
-    totals, rests: Y_i and R_i, uint64[B, outputs, 20] and [B, outputs, 10], lowest word first. k: as in `Softmax`.
+    Attributes:
+        totals, rests: Y_i and R_i, uint64[B, outputs, 20] and [B, outputs, 10], lowest word first.
+        k, encoding: As in `Softmax`.
+
+    Source:
+        `practical.md`, Eq. 23.
     """
 
     OWN: ClassVar[frozenset[str]] = frozenset({"totals", "rests", "k"})

@@ -27,10 +27,15 @@ def factors(scales: NDArray[np.float64]) -> Factors:
 
 @dataclass(frozen=True, eq=False)
 class Positions:
-    """The channels along an axis: channel[i] is the one at position i, -1 for one that stays.
+    """The channels along an axis.
 
-    A channel may be in several positions (a flattened map, the rows of queries and keys); rank counts them. place holds
-    the positions by channel and rank; first[c] is where those of channel c begin in it, first[-1] is 0.
+    A channel may be in several positions (a flattened map, the rows of queries and keys).
+
+    Attributes:
+        channel: The channel at each position, -1 for one that stays.
+        rank: The number of a position among those of its channel.
+        place: The positions by channel and rank.
+        first: first[c] is where the positions of channel c begin in `place`; first[-1] is 0.
     """
 
     channel: Indices
@@ -79,8 +84,10 @@ class Shuffle:
 class Pattern:
     """R of one tensor, and the axes that are permuted after scaling.
 
-    follows: R as a product; each is the places of its elements among the `factors`, broadcastable to the tensor. For a
-    linear layer's weight the shapes are [out, 1] and [1, in]; for a convolution's the second is [1, in, height, width].
+    Attributes:
+        follows: R as a product; each is the places of its elements among the `factors`, broadcastable to the tensor.
+            For a linear layer's weight the shapes are [out, 1] and [1, in]; for a convolution's the second is [1, in,
+            height, width].
     """
 
     shape: tuple[int, ...]
@@ -192,9 +199,11 @@ def settle_axes(tensors: Sequence[Stored], channels: Channels) -> None:
 def shuffles(
     stored: Stored, channels: Channels, number: dict[int, int], known: dict[tuple[bytes, bytes], Positions]
 ) -> tuple[Shuffle, ...]:
-    """Return the axes of a tensor that move; `number` maps each moving root to its place in the permutation.
+    """Return the axes of a tensor that move.
 
-    known: the positions of other tensors, which this one shares and adds to.
+    Args:
+        number: Maps each moving root to its place in the permutation.
+        known: The positions of other tensors, which this one shares and adds to.
     """
     shuffles_found = []
     for axis, labels in sorted(_labels(stored, channels).items()):

@@ -28,7 +28,10 @@ LARGEST_FACTOR = 4.0  # scales lie in [1/2, 2], so an entry of R = s_out / s_in 
 class Key:
     """One round's key. Secret: `scales`, `gamma` and `xi`; public: `parts` and `direction`.
 
-    gamma, xi: float64[m]; parts: int64[outputs], from 0 to m - 1; direction: float64[outputs], r_a, of rms 1.
+    Attributes:
+        gamma, xi: float64[m].
+        parts: int64[outputs], from 0 to m - 1.
+        direction: float64[outputs], r_a, of rms 1.
     """
 
     scales: ScaleKey
@@ -49,9 +52,14 @@ class Key:
 class Perturbation:
     """Perturbs one model and recovers its gradients.
 
-    partitions: m, from 1 to the number of outputs; outputs are split into m parts of neighbours. form: the identity of
-    the silos' terms (`moretta.protocols.pbpfl.terms`): "squared-error", or under cross-entropy "probabilities" or
-    "paper". scales: "continuous" or "powers-of-two" (`moretta.protocols.pbpfl.params.PBPFL`).
+    Args:
+        partitions: m, from 1 to the number of outputs; outputs are split into m parts of neighbours.
+        form: The identity of the silos' terms (`moretta.protocols.pbpfl.terms`): "squared-error", or under
+            cross-entropy "probabilities" or "paper".
+        scales: "continuous" or "powers-of-two" (`moretta.protocols.pbpfl.params.PBPFL`).
+
+    Raises:
+        ParameterError: `partitions` or `scales` is another, or the head is tied under form "paper".
     """
 
     def __init__(self, plan: ScalePlan, partitions: int, form: str, scales: Scales = "continuous") -> None:
@@ -69,10 +77,13 @@ class Perturbation:
         self.parts = np.arange(outputs) * partitions // outputs
 
     def draw_key(self, stream: Keystream, offset_size: float) -> Key:
-        """Draw a key: the plan's scales, and |gamma r_a| about `offset_size` (0 for no offset).
+        """Draw a key: the plan's scales, and an offset of a given size.
 
         gamma_s = +-u_s offset_size with log u_s uniform in [log 0.7, log 1.4]; r_a has components of random sign and of
         sizes from 1 to 3, pairwise different, brought to rms 1; xi_s = +-1/2 to +-2, log-uniform.
+
+        Args:
+            offset_size: |gamma r_a|, approximately; 0 for no offset. A tied head has none at any size.
         """
         m, outputs = self.partitions, len(self.parts)
         if self.plan.head.tied:
@@ -87,15 +98,20 @@ class Perturbation:
     def perturb(
         self, parameters: Mapping[str, torch.Tensor], key: Key, dtype: torch.dtype | None = None
     ) -> dict[str, Array]:
-        """Return W^: R o W and r on the head's rows (`practical.md`, Eq. 6 to 8).
+        """Return W^: R o W, and r on the head's rows.
 
         Differs from the paper: with a bias in the head, r is added to the bias too, and alpha has one term more.
 
-        dtype: of the run, in which silos receive W^ of a W in float64; None keeps the dtype of W. W^ is rounded to
-        nearest, to fewer bits than W has: 24 under float32, 41 under float64. If W had as few bits as W^, or lay on the
-        lattice of an initialiser, R would follow from W^ alone (`scales-from-low-bits` of the audit). With scales of
-        powers of two mantissas are plain anyway: W is in the run's dtype, and below the head W^ is R o W to the last
-        bit.
+        W^ is rounded to nearest, to fewer bits than W has: 24 under float32, 41 under float64. If W had as few bits as
+        W^, or lay on the lattice of an initialiser, R would follow from W^ alone (`scales-from-low-bits` of the audit).
+        With scales of powers of two mantissas are plain anyway: W is in the run's dtype, and below the head W^ is R o W
+        to the last bit.
+
+        Args:
+            dtype: Of the run, in which silos receive W^ of a W in float64; None keeps the dtype of W.
+
+        Source:
+            `practical.md`, Eq. 6 to 8.
         """
         true, below = dict[str, Array](), dict[str, Array]()
         above = self.plan.head.above if key.offset.any() else ()
@@ -131,11 +147,16 @@ class Perturbation:
     def recover(self, means: Tensors, key: Key, *, in_place: bool = False) -> dict[str, NDArray[np.float64]]:
         """Return the gradient of the true loss from the silos' means, float64 by name: undo the noise of Eq. 9.
 
-        Of a head with weight normalisation it is that of W (`moretta.protocols.pbpfl.head.Head.chained`).
+        Eq. 9 is the silos' forward pass at W^. Of a head with weight normalisation the gradient is that of W
+        (`moretta.protocols.pbpfl.head.Head.chained`).
 
-        Eq. 9 is the silos' forward pass at W^. `practical.md`, Eq. 29, undoes its effect on gradients for the squared
-        error (`pbpfl.txt`, Eq. 19, with one part), the end of section III-C for cross-entropy. `in_place`: the noisy
-        loss's gradients, float64, are overwritten, so that their memory is the result's.
+        Args:
+            means: The silos' mean uploads by name, such as "noisy/NAME".
+            in_place: The noisy loss's gradients, float64, are overwritten, so that their memory is the result's.
+
+        Source:
+            `practical.md`, Eq. 29, for the squared error (`pbpfl.txt`, Eq. 19, with one part), and the end of section
+            III-C for cross-entropy.
         """
         coefficients, names = self.coefficients(key), self.trained(means)
 

@@ -54,8 +54,12 @@ ONE = 1 << FRACTION
 def blinded(now: Stamp, z: Array, alpha: Array, stream: Keystream) -> tuple[Ratios, Whole]:
     """Return a silo's message, and the lambdas, [B, classes], which it keeps to itself.
 
-    z: outputs up to a constant per row, [B, classes]; alpha: [B]. Raises `moretta.errors.PeerError` for outputs too far
-    apart.
+    Args:
+        z: Outputs up to a constant per row, [B, classes].
+        alpha: [B].
+
+    Raises:
+        PeerError: Two outputs of a row are more than 177 apart.
     """
     z = z.astype(np.float64)
     gaps = z[:, None, :] - z[:, :, None]  # y^_j - y^_i at [:, i, j]
@@ -67,9 +71,16 @@ def blinded(now: Stamp, z: Array, alpha: Array, stream: Keystream) -> tuple[Rati
 
 
 def answer(ratios: Ratios, key: Key, stream: Keystream, encoding: Mapping[str, int]) -> BlindedSoftmax:
-    """Return the server's answer (Eq. 23). delta: of each row and part (`softmax.draw_deltas`).
+    """Return the server's answer.
 
-    Raises `moretta.errors.PeerError` if alpha is so large that alpha r leaves the range.
+    Args:
+        stream: Of the deltas, one for each row and part (`softmax.draw_deltas`).
+
+    Raises:
+        PeerError: alpha is so large that two entries of alpha r are more than 177 apart.
+
+    Source:
+        `practical.md`, Eq. 23.
     """
     alpha, r = ratios.alpha.astype(np.float64), key.offset
     delta = draw_deltas(stream, len(alpha), len(key.gamma))
@@ -98,10 +109,16 @@ def unblinded(blinded: BlindedSoftmax, lambdas: Whole) -> Rows:
 
 
 def from_differences(words: Array) -> Rows | None:
-    """Return numbers in proportion to exp(y^) of each row, [B, classes], without any lambda; None for two classes.
+    """Return numbers in proportion to exp(y^) of each row, without any lambda.
 
     In units of exp(y^_i), with t = mu_il - mu_ik and d = mu_ki - mu_kl, e_k = (1 - t) / (1 + d), and e_j = e_k + mu_ij
     - mu_ik. Nothing cancels if e_i is the largest and e_l the least, so this runs twice.
+
+    Args:
+        words: As in `moretta.protocols.pbpfl.messages.Ratios`.
+
+    Returns:
+        float64[B, classes]; None for two classes.
     """
     classes = words.shape[1]
     if classes < 3:
@@ -123,9 +140,14 @@ def _relative(mu: Sequence[Whole], order: Sequence[int]) -> list[int]:
 
 
 def from_one_row(z: Rows, y: Rows, rests: Array) -> Rows:
-    """Return the true softmax, [B, classes], from y* and R_i of each row alone. z: y^ up to a constant per row.
+    """Return the true softmax, [B, classes], from y* and R_i of each row alone.
 
     With q_j = p_j exp(-z_j) and b_i = R_i y*_i exp(-z_i), b_i is the sum of all q but q_i.
+
+    Args:
+        z: y^ up to a constant per row, [B, classes].
+        y: y*, [B, classes].
+        rests: R_i in words, as in `moretta.protocols.pbpfl.messages.BlindedSoftmax`.
     """
     b = _floats(from_words(rests), ONE) * y * np.exp(-z)
     q = b.sum(axis=1, keepdims=True) / (z.shape[1] - 1) - b

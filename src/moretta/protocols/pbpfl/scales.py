@@ -98,10 +98,13 @@ class ScalePlan:
     def of(cls, model: nn.Module, example_inputs: Sequence[Tensor]) -> ScalePlan:
         """Trace a copy of the model in float64, solve its scales and check the result numerically.
 
-        `example_inputs`: the model's arguments, each with the batch as axis 0. Raises UnsupportedModel, naming the
-        layer or line and a remedy, for a model that reads data, differs between training and evaluation, or mixes rows
-        outside batch normalisation. It also refuses models without a linear layer at the end, or whose features always
-        add up to 0.
+        Args:
+            example_inputs: The model's arguments, each with the batch as axis 0.
+
+        Raises:
+            UnsupportedModel: The model reads data (other than by up to 4 yes-or-no questions about its inputs), differs
+                between training and evaluation, or mixes rows outside batch normalisation. Or it has no linear layer at
+                the end, or features that always add up to 0. The sentence names the layer or line and a remedy.
         """
         check_traceable(model)
         with selfcheck.double_precision():
@@ -169,8 +172,9 @@ class ScalePlan:
     ) -> dict[str, Values]:
         """Return gradients of the true parameters from those of the noisy ones: un-permuted, times R, in float64.
 
-        tensors: by name, or in pairs with their names, each freed before the next is read. into: arrays by name for the
-        results; None makes new ones.
+        Args:
+            tensors: By name, or in pairs with their names, each freed before the next is read.
+            into: Arrays by name for the results; None makes new ones.
         """
         back, factors = patterns.orders(np.argsort(self._moved(key))), patterns.factors(key.scales)
         return self._each(tensors, lambda pattern, array: pattern.recover(array, factors, back), into=into)

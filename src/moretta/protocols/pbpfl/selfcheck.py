@@ -63,8 +63,10 @@ def double_precision() -> Iterator[None]:
 def stand_in(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """Return a float64 copy of the model with noise on its trained parameters, and at least four distinct input rows.
 
-    Without noise, parameters that start at 0 or 1 would hide a wrong rule. Raises UnsupportedModel if the inputs have
-    no common batch axis.
+    Without noise, parameters that start at 0 or 1 would hide a wrong rule.
+
+    Raises:
+        UnsupportedModel: The inputs have no common batch axis.
     """
     if len({tuple(tensor.shape[:1]) for tensor in inputs}) != 1 or inputs[0].dim() == 0:
         raise UnsupportedModel("expected one example input or more, each with the batch as axis 0")

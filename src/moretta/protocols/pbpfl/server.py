@@ -38,8 +38,11 @@ LEAST_ROWS = 8
 class Exchanged:
     """The result of the exchange under cross-entropy.
 
-    answers: for each silo. true: the server's view of each, empty for blinded ratios. sizes: the median over silos.
-    left_out: silos whose figures are out of proportion to the others'.
+    Attributes:
+        answers: By silo.
+        true: The server's view of each silo's batch, empty for blinded ratios.
+        sizes: The median over silos.
+        left_out: Silos whose figures are out of proportion to the others'.
     """
 
     answers: Mapping[str, Softmax | BlindedSoftmax]
@@ -51,11 +54,15 @@ class Exchanged:
 def largest_rho(model: nn.Module, plan: ScalePlan, loss: str, sizes: Sizes, error: float) -> float:
     """Return the largest |alpha r| / |y| from which float32 recovers the gradient to about 1e-4.
 
-    sizes.outputs: |y|. `error`: |e|, the rms of y - t, for the squared error. Rounding is amplified twice. At the head
-    it is amplified by the ratio of noisy to true error: rho^2 |y| / |e| under the squared error, rho under
-    cross-entropy. Below the head the corrections' cotangents are alike in all its H inputs. The factor there is their
-    norm over that of e W: |r|^2 alpha sqrt(H) / |e W|, or |r| sqrt(H) / |W|, for each of the L layers that they pass.
-    The constants are from the models in `docs/models-measured.md`.
+    Rounding is amplified twice. At the head it is amplified by the ratio of noisy to true error: rho^2 |y| / |e| under
+    the squared error, rho under cross-entropy. Below the head the corrections' cotangents are alike in all its H
+    inputs. The factor there is their norm over that of e W: |r|^2 alpha sqrt(H) / |e W|, or |r| sqrt(H) / |W|, for each
+    of the L layers that they pass. The constants are from the models in `docs/models-measured.md`.
+
+    Args:
+        loss: "mse" or "cross-entropy".
+        sizes: Of alpha and of the outputs, |y|.
+        error: |e|, the rms of y - t, for the squared error.
     """
     head, weight = plan.head, plan.head.effective(model)
     layers = sum(parameter.dim() > 1 for parameter in model.parameters()) - 1 or 1
@@ -71,9 +78,12 @@ class Server:
     """Holds the true model; the silos see it perturbed by a fresh key every round.
 
     The model is held, stepped and kept in checkpoints in float64 (with scales of powers of two in the run's dtype);
-    `Perturbation.perturb` explains why. Silos receive it, and it is released, in the run's dtype. The setting's limit
-    is the largest |value| of an uploaded entry of the noisy loss's gradient; those of the corrections are rms(alpha)
-    and rms(alpha)^2 times it. plan: the scales of the model.
+    `Perturbation.perturb` explains why. Silos receive it, and it is released, in the run's dtype.
+
+    Args:
+        setting: Its limit is the largest |value| of an uploaded entry of the noisy loss's gradient; those of the
+            corrections are rms(alpha) and rms(alpha)^2 times it.
+        plan: The scales of the model.
     """
 
     def __init__(self, params: PBPFL, setting: Setting, plan: ScalePlan, enrolment: Enrolment) -> None:

@@ -37,10 +37,13 @@ TINY = 1e-300  # of a softmax, before the logarithm
 
 @dataclass(frozen=True)
 class TrueSoftmax:
-    """The server's view of one silo's batch.
+    """The server's view of one silo's batch, float64.
 
-    p: [B, outputs]; y: the true outputs up to a constant per row, [B, outputs]; alpha: [B]. log_normaliser: log sum_i
-    exp(y_i), [B].
+    Attributes:
+        p: [B, outputs].
+        y: The true outputs up to a constant per row, [B, outputs].
+        alpha: [B].
+        log_normaliser: log sum_i exp(y_i), [B].
     """
 
     p: Rows
@@ -63,7 +66,12 @@ def answer(
 ) -> Softmax:
     """Return the answer to a silo: p, or in the paper's form p exp(-delta) and (1 - exp(delta)) / xi.
 
-    `practical.md`, Eq. 23 and 24.
+    Args:
+        variant: "probabilities", or "paper" for the paper's form.
+        stream: Of the deltas.
+
+    Source:
+        `practical.md`, Eq. 23 and 24.
     """
     rows, m = len(true.p), len(key.gamma)
     if variant == "probabilities":
@@ -74,20 +82,29 @@ def answer(
 
 
 def draw_deltas(stream: Keystream, rows: int, parts: int) -> Rows:
-    """Return delta of each row and part, [rows, parts], uniform in [-1, -1/2] and [1/2, 1].
+    """Draw delta of each row and part, uniform in [-1, -1/2] and [1/2, 1].
 
     Differs from the paper, which has no least size: a silo could not distinguish k = 0 from an honest answer.
+
+    Returns:
+        float64[rows, parts].
     """
     drawn = 2.0 * stream.uniform(rows * parts).reshape(rows, parts) - 1.0
     return np.asarray(0.5 * drawn + np.copysign(0.5, drawn))
 
 
 def check_answer(softmax: Softmax, variant: str) -> None:
-    """Raise `moretta.errors.PeerError` for an answer that no softmax yields, in either form.
+    """Refuse an answer that no softmax yields, in either form.
 
     y has no negative entry. Its rows sum to 1, or in the paper's form to 1/e to e, as |delta| <= 1. |k| is from (1 -
     exp(-1/2)) / 2 to 2 (e - 1). Each bound allows a rounding of 1e-5. A row's weight in a silo's gradient is then at
     most e.
+
+    Args:
+        variant: The silo's form, "probabilities" or "paper".
+
+    Raises:
+        PeerError: The answer has the other form, or leaves one of these bounds.
     """
     if (softmax.k.shape[1] > 0) != (variant == "paper"):
         raise PeerError(f'expected the answer of variant = "{variant}", got the other form of it')

@@ -217,8 +217,11 @@ class View:
 class Stored:
     """The scale of one parameter or buffer: R = (scale of `out`) * (scale of `into`), element by element.
 
-    For a linear layer `out` varies along the rows, `into` (1 / s_in) along the columns. None: not used yet. because:
-    why all of it has scale 1, if no scale's own reason explains it. normed: each row's size is divided out.
+    Attributes:
+        out, into: None if not used yet. For a linear layer `out` varies along the rows, `into` (1 / s_in) along the
+            columns.
+        because: Why all of it has scale 1, if no scale's own reason explains it.
+        normed: Whether each row's size is divided out.
     """
 
     shape: torch.Size
@@ -265,9 +268,12 @@ class Solver:
         return out.expand(stored.shape).map(lambda numbers: numbers.reshape(-1)[view.positions()])
 
     def bind(self, view: View, out: Ids | None, into: Ids | None = None) -> None:
-        """State that R of a parameter's view is s_out * s_into, both broadcastable to the view; None is scale 1.
+        """State that R of a parameter's view is s_out * s_into.
 
         A parameter with two uses has one R: both are made equal, term by term.
+
+        Args:
+            out, into: Broadcastable to the view; None is scale 1.
         """
         stored = self.stored[view.name]
         stored.out = self._place(view, stored.shape, stored.out, out)

@@ -52,14 +52,17 @@ def bounded_alpha(h: Tensor, *, bias: bool) -> float:
 class Terms:
     """The terms of one batch of B rows.
 
-    `prefixes`: the names of the scalars whose gradients are uploaded. `cotangents`: of each, [scalars, B, inputs].
-    `values`: scalars that are uploaded themselves, from which the server computes the true loss. `weight`, `bias`:
-    gradients at the noisy head by prefix, [outputs, inputs] and [outputs]; "psi" has all parts in one. `alpha_h`: for
-    the squared error mean(alpha h), [inputs], then mean(alpha) if the head has a bias; else None. `beside`: cotangents
-    of the outputs' addend, [scalars, B, outputs]; None without one.
-
     Differs from the paper: the head's blocks of sigma are r_a (x) mean(alpha h) under the squared error, one vector for
     all parts and outputs, and zero under cross-entropy; beta's are zero. So they are never uploaded whole.
+
+    Attributes:
+        prefixes: The names of the scalars whose gradients are uploaded.
+        cotangents: Of each, [scalars, B, inputs].
+        values: Scalars that are uploaded themselves, from which the server computes the true loss.
+        weight, bias: Gradients at the noisy head by prefix, [outputs, inputs] and [outputs]; "psi" has all parts in
+            one.
+        alpha_h: For the squared error mean(alpha h), [inputs], then mean(alpha) if the head has a bias; else None.
+        beside: Cotangents of the outputs' addend, [scalars, B, outputs]; None without one.
     """
 
     prefixes: tuple[str, ...]
@@ -73,11 +76,16 @@ class Terms:
 
 @dataclass(frozen=True)
 class NoisyHead:
-    """A batch at the noisy head.
+    """A batch at the noisy head, where B counts each position of a sample as a row.
 
-    `h`: [B, inputs]; `outputs`: y^, [B, outputs]; `weight`: the head's, [outputs, inputs]; `bias`: whether it has one;
-    `spread`: `selector`, [m, outputs]. `positions`: rows of h per sample, over which the squared error adds up.
-    `residual`: whether something is added to the outputs (`moretta.protocols.pbpfl.head`).
+    Attributes:
+        h: [B, inputs].
+        outputs: y^, [B, outputs].
+        weight: The head's, [outputs, inputs].
+        bias: Whether the head has one.
+        spread: `selector`, [m, outputs].
+        positions: Rows of h per sample, over which the squared error adds up.
+        residual: Whether something is added to the outputs (`moretta.protocols.pbpfl.head`).
     """
 
     h: Tensor
@@ -102,10 +110,12 @@ def selector(parts: Tensor, direction: Tensor) -> Tensor:
 
 
 def squared_error(at: NoisyHead, targets: Tensor, weights: Tensor | None = None) -> Terms:
-    """Return the terms of the mean of |y - t|^2 / 2. at: the batch. targets: [B, outputs].
+    """Return the terms of the mean of |y - t|^2 / 2 over the samples.
 
-    weights: for masks each position's, the same for all its outputs, [B, outputs]: e becomes w e in all terms, and beta
-    has w alpha^2 / 2.
+    Args:
+        targets: [B, outputs].
+        weights: For masks each position's, the same for all its outputs, [B, outputs]: e becomes w e in all terms, and
+            beta has w alpha^2 / 2.
     """
     h, own, rows = at.h, at.alpha, len(at.h) // at.positions
     alpha, gaps = own, at.outputs - targets
@@ -134,8 +144,10 @@ def squared_error(at: NoisyHead, targets: Tensor, weights: Tensor | None = None)
 def cross_entropy(at: NoisyHead, u: Tensor, y: Tensor, k: Tensor, parts: Tensor) -> Terms:
     """Return the terms of the cross-entropy; every mean is over the B rows, and the server divides by D / B.
 
-    u: weighted targets, [B, outputs]; y, k: the server's answer (`messages.Softmax`), in the dtype of h; parts:
-    int64[outputs].
+    Args:
+        u: Weighted targets, [B, outputs].
+        y, k: The server's answer (`messages.Softmax`), in the dtype of h.
+        parts: int64[outputs].
     """
     rows, m = len(at.h), len(at.spread)
     total = u.sum(dim=1, keepdim=True)  # U, [B, 1]

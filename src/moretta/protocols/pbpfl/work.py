@@ -39,9 +39,10 @@ Ends = tuple[Tensor, Tensor | None]
 class Trunk:
     """Runs a model up to its head and back with several cotangents.
 
-    `model`: in train mode, with the noisy parameters of the round. `head`: its last linear layer; its parameters belong
-    to the trunk only if another layer uses them too. `passes`: if rows pass by parts, they do so twice: to the head,
-    and again once the cotangents are known.
+    Args:
+        model: In train mode, with the noisy parameters of the round.
+        head: Its last linear layer; its parameters belong to the trunk only if another layer uses them too.
+        passes: If rows pass by parts, they do so twice: to the head, and again once the cotangents are known.
     """
 
     def __init__(self, model: nn.Module, head: Head, passes: Passes = WHOLE) -> None:
@@ -54,10 +55,15 @@ class Trunk:
         self._dense = dense_layers(model, head.module) if passes == WHOLE else None
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the head's input h, [B, inputs], and the outputs y^, [B, outputs] (`practical.md`, Eq. 9).
+        """Return the head's input h, [B, inputs], and the outputs y^, [B, outputs].
 
-        Each position of dense outputs is a row (`moretta.protocols.pbpfl.head`). inputs: [B, ...]; for `dense_layers`
-        also several silos', [silos, B, ...], and likewise the results.
+        Each position of dense outputs is a row (`moretta.protocols.pbpfl.head`).
+
+        Args:
+            inputs: [B, ...]; for `dense_layers` also several silos', [silos, B, ...], and likewise the results.
+
+        Source:
+            `practical.md`, Eq. 9.
         """
         if self._dense is not None:
             return self._forward_dense(self._dense, inputs)
@@ -80,11 +86,15 @@ class Trunk:
     def backward(
         self, cotangents: Tensor, places: Sequence[int] | None = None, beside: Tensor | None = None
     ) -> Mapping[str, Tensor | Sequence[Tensor]]:
-        """Return each trunk parameter's gradients along the k cotangents: k tensors, or [k, *shape].
+        """Return each trunk parameter's gradients along the k cotangents of the last `forward`.
 
-        `cotangents`: d scalar / d h, [k, B, inputs], for the last `forward`. `places`: those of several silos with
-        cotangents, [k, places, B, inputs]; the result is then [k, places, *shape]. `beside`: d scalar / d c, [k, B,
-        outputs], if the outputs have an addend.
+        Args:
+            cotangents: d scalar / d h, [k, B, inputs]; for several silos [k, places, B, inputs].
+            places: Those of the silos with cotangents.
+            beside: d scalar / d c, [k, B, outputs], if the outputs have an addend c.
+
+        Returns:
+            By name k tensors, or [k, *shape]; for several silos [k, places, *shape].
         """
         if not self._parameters:
             return {}
