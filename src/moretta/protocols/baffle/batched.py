@@ -51,8 +51,10 @@ Tensors = dict[str, Tensor]
 class Batched:
     """The layers of a network in order, with the place of their tensors in a flat parameter vector.
 
-    shared: layers before the first with tensors, whose inputs all models share. images: layers up to the first
-    `nn.Flatten`, or none. rows: the others. Each maps its tensors' names, "weight" and "bias", to their slices.
+    Attributes:
+        shared: Layers before the first with tensors, whose inputs all models share.
+        images: Layers up to the first `nn.Flatten`, or none, each with the slices of its tensors "weight" and "bias".
+        rows: The others, in the same form.
     """
 
     shared: tuple[nn.Module, ...]

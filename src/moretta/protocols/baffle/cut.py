@@ -66,9 +66,11 @@ LINEAR_IN_WEIGHTS: dict[Any, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class Layer:
-    """An operation and the trained tensors that only it reads, by the places of its arguments.
+    """An operation and the trained tensors that only it reads.
 
-    node: the operation; for a tensor without a layer of its own, the tensor's node, and `places` is empty.
+    Attributes:
+        node: The operation; for a tensor without a layer of its own, the tensor's node.
+        places: The tensors by the places of the operation's arguments; empty for a tensor without a layer.
     """
 
     node: Node
@@ -112,9 +114,12 @@ def graph_of(
 ) -> Cut:
     """Return the graph of a model without layers; the model is unchanged.
 
-    row_shape, dtype: of the model's rows. device: where it runs, which `torch.export` writes into the graph wherever
-    the model makes a tensor. Raises `moretta.errors.ParameterError`, naming the place, for a model that cannot be
-    traced.
+    Args:
+        row_shape, dtype: Of the model's rows.
+        device: Where it runs, which `torch.export` writes into the graph wherever the model makes a tensor.
+
+    Raises:
+        ParameterError: The model cannot be traced; the sentence names the place.
     """
     model = with_one_argument(copy.deepcopy(model).cpu().eval().requires_grad_(False))
     program = _exported(model, torch.zeros(2, *row_shape, dtype=dtype))

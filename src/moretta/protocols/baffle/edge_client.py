@@ -102,8 +102,12 @@ def check_graph(
 ) -> None:
     """Raise ParameterError for settings under which an edge client could never take part.
 
-    graph_of: of `exporter`. recipe: the silos' settings, if they move blocks. The graph is exported and loaded once for
-    each model, so that one that ONNX or ONNX Runtime cannot express in this precision fails before the run.
+    The graph is exported and loaded once for each model, so that one that ONNX or ONNX Runtime cannot express in this
+    precision fails before the run.
+
+    Args:
+        graph_of: Exports the model in a precision, as `exporter` returns it.
+        recipe: The silos' settings, if they move blocks.
     """
     engine = setting.spec.engine
     precision = engine.edge_precision

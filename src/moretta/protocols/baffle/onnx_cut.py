@@ -63,9 +63,10 @@ class _Graph:
 
 
 def cut(proto: Any, layout: Layout, blocks: Sequence[LayerBlock]) -> bytes:
-    """Return the files of a graph of `moretta.protocols.baffle.onnx_export`, packed as in `cut_files`.
+    """Return the files of a graph of `moretta.protocols.baffle.onnx_export`, packed by `metadata.packed`.
 
-    Raises `moretta.errors.ParameterError` for a layer of units that the graph lacks.
+    Raises:
+        ParameterError: The graph lacks a layer of units.
     """
     whole, files, entries = _Graph.of(proto), list[Any](), list[dict[str, Any]]()
     for block in blocks:

@@ -83,20 +83,21 @@ def graph_of(
 ) -> bytes:
     """Return the model as an ONNX file with the inputs `x`, [rows, ...], and each trained tensor by its name.
 
-    Inputs and the output `outputs`, [rows, outputs], have `layout.dtype` (tokens: `input_dtype`) at every precision:
-
-    - "float32": arithmetic in `layout.dtype`, which may also be float64.
-    - "float16": weights, inputs, fixed tensors and results of operations are rounded to half precision; within one
-      operation sums are kept in `layout.dtype`, as in hardware for half precision.
-    - "int8-activations": inputs of each convolution or matrix product, except weights, are rounded to 256 levels
-      between their least and greatest entry, row by row, so that rows do not affect each other.
-
-    blocks: of layers that are moved one after the other; the graph is then cut into files of these
-    (`moretta.protocols.baffle.onnx_cut`), for which only "float32" is supported.
-
+    Inputs and the output `outputs`, [rows, outputs], have `layout.dtype` (tokens: `input_dtype`) at every precision.
     The model is exported in evaluation mode, and unchanged afterwards. Frozen parameters and buffers are part of the
-    file. Raises ParameterError, in one sentence, for a model that ONNX cannot express; importing this module without
-    onnx raises MissingExtra.
+    file. Without onnx, importing this module raises MissingExtra.
+
+    Args:
+        precision: "float32": arithmetic in `layout.dtype`, which may also be float64. "float16": weights, inputs, fixed
+            tensors and results of operations are rounded to half precision; within one operation sums are kept in
+            `layout.dtype`, as in hardware for half precision. "int8-activations": inputs of each convolution or matrix
+            product, except weights, are rounded to 256 levels between their least and greatest entry, row by row, so
+            that rows do not affect each other.
+        blocks: Of layers that are moved one after the other; the graph is then cut into files of these
+            (`moretta.protocols.baffle.onnx_cut`), for which only "float32" is supported.
+
+    Raises:
+        ParameterError: ONNX cannot express the model, or the settings do not fit each other.
     """
     if precision not in PRECISIONS:
         raise ParameterError(f'precision = "{precision}": expected one of {", ".join(PRECISIONS)}')

@@ -33,10 +33,14 @@ from moretta.secure_aggregation.sums import Sum, query_of
 
 
 class Server:
-    """BAFFLE's server. recipe: the silos' settings. The setting's limit is the largest |x_k|.
+    """BAFFLE's server.
 
-    graph_of: exports the model to ONNX in a precision, for silos that run it. accountant: if silos add noise, states
-    their privacy; they then upload no loss. combine: adds directions up, on a device perhaps.
+    Args:
+        recipe: The silos' settings.
+        setting: Its limit is the largest |x_k|.
+        graph_of: Exports the model to ONNX in a precision, for silos that run it.
+        accountant: If silos add noise, states their privacy; they then upload no loss.
+        combine: Adds directions up, on a device perhaps.
     """
 
     def __init__(

@@ -48,8 +48,11 @@ GROUP_NORM, ADD = aten.group_norm.default, aten.add.Tensor
 class Path:
     """The part of a graph in which a move of some channels of `start` stays within channels.
 
-    some: operations of which only some channels change, in the order of running. joining: products that read these, and
-    change in all channels. late: all other operations after `start`. handed: those of `some` that `late` reads.
+    Attributes:
+        some: Operations of which only some channels change, in the order of running.
+        joining: Products that read these, and change in all channels.
+        late: All other operations after `start`.
+        handed: Those of `some` that `late` reads, or that are the output.
     """
 
     start: Node
@@ -77,7 +80,9 @@ def path_of(cut: Cut, start: Node) -> Path:
 def follow(path: Path, moved: Tensor, channels: slice, kept: Values) -> dict[Node, Tensor]:
     """Return all moved values that `path.late` reads, each [moves, rows, ...].
 
-    moved: of the channels of `path.start`, [moves, rows, channels, ...]. kept: unmoved values, whole.
+    Args:
+        moved: Of the channels of `path.start`, [moves, rows, channels, ...].
+        kept: Unmoved values, whole.
     """
     moves, rows = moved.shape[:2]
     now = {path.start: (moved.flatten(0, 1), channels)}

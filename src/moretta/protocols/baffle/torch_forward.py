@@ -45,7 +45,11 @@ def layout_of(model: nn.Module, moving: Collection[str] = ()) -> Layout:
 def partly_trained(model: nn.Module, patterns: Sequence[str]) -> nn.Module:
     """Return a copy of a model that trains only the named parameters or modules; all without names.
 
-    Raises `moretta.errors.ParameterError` for a name that the model does not have.
+    Args:
+        patterns: Names, in which "*" is any text; a parameter that is frozen already stays so.
+
+    Raises:
+        ParameterError: The model does not have a name.
     """
     model = copy.deepcopy(model)
     names, chosen = [name for name, _ in model.named_parameters()], set[str]()
@@ -101,7 +105,11 @@ class TorchForward:
     def statistics(self, at: Array, x: Array) -> dict[str, Array]:
         """Return the mean and variance of each BatchNorm's inputs (`moretta.protocols.baffle.batch_statistics`).
 
-        at: parameters [size]. Raises `moretta.errors.ParameterError` for a batch without variance.
+        Args:
+            at: Parameters [size].
+
+        Raises:
+            ParameterError: The batch has no variance.
         """
         try:
             with torch.inference_mode(), batch_statistics.noted(self._model):
@@ -150,9 +158,10 @@ class TorchForward:
 
 
 def check_model(model: nn.Module, *, by_batch: bool = False) -> None:
-    """Raise `moretta.errors.ParameterError`, naming the place, if a forward pass changes the model or mixes rows.
+    """Raise ParameterError, naming the place, if a forward pass changes the model or mixes rows.
 
-    by_batch: BatchNorm may normalise by a batch's own statistics.
+    Args:
+        by_batch: Whether BatchNorm normalises by a batch's own statistics; the model then needs one that does.
     """
     if by_batch and not batch_statistics.layers(model):
         raise ParameterError("batch-statistics needs BatchNorm in training mode, which the model lacks; remove it")
@@ -175,8 +184,11 @@ def forward_only(model: nn.Module, x: Tensor, *, blocks: bool, by_batch: bool = 
     """Return a copy of a model as forward-only silos run it, and its warnings.
 
     Layers that draw at random run in evaluation mode: losses would differ by chance and not by direction. So does
-    BatchNorm, with the model's initial statistics, if blocks of layers move. x: a few rows. by_batch: BatchNorm
-    normalises by a batch's own statistics.
+    BatchNorm, with the model's initial statistics, if blocks of layers move.
+
+    Args:
+        x: A few rows.
+        by_batch: Whether BatchNorm normalises by a batch's own statistics.
     """
     model, warnings = copy.deepcopy(model), list[str]()
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm | _InstanceNorm) and module.training]
@@ -211,10 +223,13 @@ def draws(model: nn.Module, x: Tensor) -> bool:
 
 
 def check_rows(forward: TorchForward, at: Array, x: Array, *, several: bool = True) -> None:
-    """Raise `moretta.errors.ParameterError` if a row's outputs depend on other rows, or change between passes.
+    """Raise ParameterError if a row's outputs depend on other rows, or change between passes.
 
-    x: a few rows, at least one. This also detects a forward pass that changes the model's buffers. several: whether a
-    row's outputs must be the same without other rows.
+    This also detects a forward pass that changes the model's buffers.
+
+    Args:
+        x: A few rows, at least one.
+        several: Whether a row's outputs must be the same without other rows.
     """
     before = forward.fixed()
     first, second = (forward.outputs(at[None], x)[0] for _ in range(2))

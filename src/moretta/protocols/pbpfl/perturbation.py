@@ -59,7 +59,7 @@ class Perturbation:
         scales: "continuous" or "powers-of-two" (`moretta.protocols.pbpfl.params.PBPFL`).
 
     Raises:
-        ParameterError: `partitions` or `scales` is another, or the head is tied under form "paper".
+        ParameterError: `partitions` or `scales` has another value, or the head is tied under form "paper".
     """
 
     def __init__(self, plan: ScalePlan, partitions: int, form: str, scales: Scales = "continuous") -> None:

@@ -65,8 +65,9 @@ def in_blocks(
 ) -> InBlocks | None:
     """Return a session that is faster than the graph's own, else None.
 
-    load: `moretta.protocols.baffle.edge.onnx_forward.session_of`. value_of: an array that ONNX Runtime reads in place;
-    keep it as long as the session.
+    Args:
+        load: `moretta.protocols.baffle.edge.onnx_forward.session_of`.
+        value_of: Makes of an array a value that ONNX Runtime reads in place; keep it as long as the session.
     """
     weights = _numbered(graph, layout)
     if not weights or layout.dtype != "float32":

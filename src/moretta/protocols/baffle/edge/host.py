@@ -190,12 +190,19 @@ def fit(
     besides: str = "",
     run: Callable[[Array], object] | None = None,
 ) -> int:
-    """Set and return the largest micro-batch of 1, 2, 4, ... rows, up to len(x), that stays within `limit_mib`.
+    """Set and return the largest micro-batch of 1, 2, 4, ... rows, up to len(x), that stays within a limit.
 
     Runs the model at each size and reads the memory. It grows only while the measured sizes, extrapolated along a line,
-    stay a MiB below the limit. `parameters`: one flat array of `forward.layout`, with any values. `besides`: words for
-    the error about the caller's other memory. `run`: runs some rows; None runs the model once. Raises ParameterError,
-    with the needed limit, if one row at a time does not fit.
+    stay a MiB below the limit.
+
+    Args:
+        limit_mib: The process's largest memory, in MiB.
+        parameters: One flat array of `forward.layout`, with any values.
+        besides: Words for the error about the caller's other memory.
+        run: Runs some rows; None runs the model once.
+
+    Raises:
+        ParameterError: One row at a time does not fit; the sentence has the needed limit.
     """
     run = run or (lambda some: forward.outputs(parameters[None], some))
     peaks = [status("VmRSS") or peak_mib(), _peak_at(forward, x, 1, run)]

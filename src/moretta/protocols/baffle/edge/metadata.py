@@ -30,7 +30,8 @@ def written(layout: Layout, precision: str) -> dict[str, str]:
 def read(metadata: Mapping[str, str]) -> tuple[Layout, str]:
     """Return the layout of a file's trained weights and the precision it was exported with.
 
-    Raises ParameterError for a file without these entries, of another format, or whose entries contradict its digest.
+    Raises:
+        ParameterError: The entries are missing, have another format, or contradict their digest.
     """
     if "moretta.format" not in metadata:
         raise ParameterError("this ONNX file is not a model for BAFFLE's clients: its metadata lack moretta.format")
@@ -77,7 +78,11 @@ def unpacked(data: bytes) -> list[bytes]:
 def described(text: str) -> list[tuple[LayerBlock, str, str, list[str]]]:
     """Return each block, its layer's input and output, and the further inputs of the part after it.
 
-    text: the entry `BLOCKS`. Raises KeyError, TypeError or ValueError for any other text.
+    Args:
+        text: The entry `BLOCKS`.
+
+    Raises:
+        KeyError, TypeError, ValueError, OverflowError, RecursionError: The text is another.
     """
     return [
         (

@@ -60,8 +60,9 @@ class _Layer(NamedTuple):
 class OnnxBlocks:
     """A cut model, of which only the trained weights change.
 
-    layout, precision, row_shape, micro_batch: as of `moretta.protocols.baffle.edge.onnx_forward.OnnxForward`. blocks:
-    those of a round, from the server's cut.
+    Attributes:
+        layout, precision, row_shape, micro_batch: As of `moretta.protocols.baffle.edge.onnx_forward.OnnxForward`.
+        blocks: Those of a round, from the server's cut.
     """
 
     def __init__(self, files: bytes, rule: Rule, micro_batch: int | None = 4) -> None:

@@ -39,17 +39,22 @@ DTYPES = {
 class OnnxForward:
     """One graph, of which only the trained weights change; they are read in place, never copied.
 
-    Those of convolutions are copied if that is faster: `moretta.protocols.baffle.edge.blocked_convolutions`. layout:
-    of the flat array of weights. precision: of the export. row_shape: of one row of inputs. micro_batch: rows that run
-    at once, None for all, changeable between calls. A few rows take less memory, and less time if their activations
-    stay in the processor's cache.
+    Those of convolutions are copied if that is faster: `moretta.protocols.baffle.edge.blocked_convolutions`.
+
+    Attributes:
+        layout: Of the flat array of weights.
+        precision: Of the export.
+        row_shape: Of one row of inputs.
+        micro_batch: Rows that run at once, None for all, changeable between calls. A few rows take less memory, and
+            less time if their activations stay in the processor's cache.
     """
 
     def __init__(self, graph: bytes, micro_batch: int | None = 4) -> None:
         """Load a graph.
 
-        Raises ParameterError for bytes that are no ONNX file or not one of ours, or a model for which ONNX Runtime has
-        no kernel (such as a convolution in float64) or no memory.
+        Raises:
+            ParameterError: The bytes are no ONNX file or not one of ours, or ONNX Runtime has no kernel for the model
+                (such as a convolution in float64) or no memory.
         """
         graph = strict.admitted(graph)
         session = session_of(graph)
@@ -101,9 +106,13 @@ class OnnxForward:
     def outputs(self, parameters: NDArray[np.floating], x: Array) -> Array:
         """Return the outputs of the model at each of m parameter vectors, float[m, rows, outputs] of `layout.dtype`.
 
-        parameters and x: as of `Forward`; x is converted to the graph's dtype and need not be contiguous. Raises
-        ParameterError for arrays of another shape or dtype than the graph's, and for an operation that fails or
-        requests too much memory.
+        Args:
+            parameters: As of `Forward`.
+            x: As of `Forward`, but of any dtype that converts to the graph's, and not always contiguous.
+
+        Raises:
+            ParameterError: An array has another shape or dtype than the graph's; an operation fails or requests too
+                much memory.
         """
         if x.shape[1:] != self.row_shape:
             raise RowsError(f"this model takes rows of shape {self.row_shape}, not {x.shape[1:]}")
@@ -160,7 +169,12 @@ def row_of(put: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
 def session_of(graph: bytes | str, *, saved: str = "", arrays: Mapping[str, Any] | None = None) -> Any:
     """Return a session of a graph, or of the file at a path.
 
-    saved: a path for the optimised graph, without `LEFT_OUT`. arrays: constants, by name, for a graph used unchanged.
+    Args:
+        saved: A path for the optimised graph, without `LEFT_OUT`.
+        arrays: Constants, by name, for a graph used unchanged.
+
+    Raises:
+        ParameterError: ONNX Runtime cannot load the graph.
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1

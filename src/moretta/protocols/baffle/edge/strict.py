@@ -24,7 +24,8 @@ Field = tuple[int, int, int, memoryview, memoryview]
 def fields(data: memoryview) -> Iterator[Field]:
     """Yield a message's fields: number, wire type, value of a whole number, bytes of any other, and all its bytes.
 
-    Raises ParameterError for bytes that are no message in canonical encoding.
+    Raises:
+        ParameterError: The bytes are no message in canonical encoding.
     """
     at = 0
     while at < len(data):

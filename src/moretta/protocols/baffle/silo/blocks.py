@@ -46,8 +46,11 @@ OTHERS = 16  # default moves of a block that is no convolution, normalisation or
 class LayerBlock:
     """A block: parameters that move together, or unit by unit.
 
-    `name`: of the layer, or of the one tensor. `tensors`: the trained ones, by name; the weight before the bias.
-    `repeats`: R, 0 for units. `pieces`: moves of a repeat, each with its own channels; 1 for other kinds.
+    Attributes:
+        name: Of the layer, or of the one tensor.
+        tensors: The trained ones, by name; the weight before the bias.
+        repeats: R, 0 for units.
+        pieces: Moves of a repeat, each with its own channels; 1 for other kinds.
     """
 
     name: str
@@ -124,10 +127,11 @@ class LayerBlock:
 class Rule:
     """How many moves blocks have, and how linear layers move.
 
-    `k`: the approximate number, by patterns of blocks' names; the first match counts. Without patterns 4 a channel up
-    to 64 for convolutions, 2 up to 32 for normalisations, m + n for linear layers, 16 for others. The squares of
-    estimates are then some 10 to 40 times the gradient's, for networks of usual widths. `linear`: "scalars" or
-    "activations".
+    Attributes:
+        k: The approximate number, by patterns of blocks' names; the first match counts. Without patterns 4 a channel up
+            to 64 for convolutions, 2 up to 32 for normalisations, m + n for linear layers, 16 for others. The squares
+            of estimates are then some 10 to 40 times the gradient's, for networks of usual widths.
+        linear: "scalars" or "activations".
     """
 
     k: tuple[tuple[str, int], ...] = ()
@@ -193,8 +197,11 @@ class MovesBlocks(Protocol):
 class Differences(NamedTuple):
     """The result of a batch's forward passes.
 
-    derivatives: x of each move and row, float64[moves, rows]. losses: the rows', float64[rows]. estimate: of the layers
-    of units, float64[n] of the flat parameters and zero elsewhere; None without such layers.
+    Attributes:
+        derivatives: x of each move and row, float64[moves, rows].
+        losses: The rows', float64[rows].
+        estimate: Of the layers of units, float64[n] of the flat parameters and zero elsewhere; None without such
+            layers.
     """
 
     derivatives: NDArray[np.float64]

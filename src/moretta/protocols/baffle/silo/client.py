@@ -61,11 +61,15 @@ def noised_mean(
     sizes: Sequence[int] = (),
     sums: Sums | None = None,
 ) -> NDArray[np.float64]:
-    """Return the upload, float64[K], of the rows' scalars [K, rows]. encoding: how the sum will be rounded.
+    """Return the upload, float64[K], of the rows' scalars.
 
-    sizes: the consecutive rows of each contribution, whose mean is clipped; () is one row each. sums: as of
-    `moretta.protocols.common.noise.SiloNoise.noised`. A row whose scalars are not finite counts as 0, so that its
-    overflow of the model stays hidden.
+    A row whose scalars are not finite counts as 0, so that its overflow of the model stays hidden.
+
+    Args:
+        derivatives: [K, rows].
+        encoding: How the sum will be rounded.
+        sizes: The consecutive rows of each contribution, whose mean is clipped; () is one row each.
+        sums: As of `moretta.protocols.common.noise.SiloNoise.noised`.
     """
     exact = _finite(derivatives)
     if sizes and len(sizes) < exact.shape[1]:

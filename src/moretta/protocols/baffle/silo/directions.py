@@ -45,8 +45,17 @@ _SIGNS = (1 - 2 * _BITS).astype(np.int64)  # [256, 8]: the signs of a byte's 8 d
 class Directions:
     """d_1 .. d_K of n entries each.
 
-    keys: 32 bytes for each block of 8 directions; for orthogonal ones a single key for all. count: K. size: n.
-    distribution: "rademacher" or "gaussian". largest: the largest |entry| of a direction.
+    Args:
+        keys: 32 bytes for each block of 8 directions; for orthogonal ones a single key for all.
+        count: K, from 1 to `MOST`.
+        size: n; at least `order_of(count)` for orthogonal directions.
+        distribution: "rademacher" or "gaussian"; orthogonal directions are of the former alone.
+
+    Attributes:
+        largest: The largest |entry| of a direction.
+
+    Raises:
+        ParameterError: An argument has another value, or `keys` another number of keys.
     """
 
     def __init__(
@@ -186,8 +195,10 @@ def keys_of(
 ) -> list[bytes]:
     """Return the keys of K = count directions for one purpose (the run, a round, the parameters' hash).
 
-    secret: the seed that the roles agreed on. pool: the number of fixed directions to take each purpose's from, a
-    multiple of 8 and at least K; 0 for fresh ones.
+    Args:
+        secret: The seed that the roles agreed on, or a silo's own secret.
+        pool: The number of fixed directions to take each purpose's from, a multiple of 8 and at least K; 0 for fresh
+            ones. Orthogonal ones are always fresh.
     """
     if orthogonal:
         return [derive(secret, "baffle directions", *purpose)]

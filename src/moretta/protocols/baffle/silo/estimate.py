@@ -77,7 +77,8 @@ def differences_together(
 ) -> list[Derivatives]:
     """Return the same for several silos' batches, with directions made once: bit for bit as one by one.
 
-    batches: of sizes for which the forward pass runs equally many directions at once.
+    Args:
+        batches: x and y of each, of sizes for which the forward pass runs equally many directions at once.
     """
 
     def losses(distance: float) -> list[NDArray[np.float64]]:
@@ -116,9 +117,12 @@ def gradient(
 
 
 def check_sigma(sigma: float, at: Array) -> None:
-    """Raise `moretta.errors.ParameterError`, with a sigma that works, if sigma vanishes in the parameters' rounding.
+    """Refuse a sigma that vanishes in the parameters' rounding.
 
     It works if, of 100 parameters, 99 move by sigma to a quarter's precision.
+
+    Raises:
+        ParameterError: It does not work; the sentence has a sigma that does, if one exists.
     """
     if _moves(sigma, at):
         return
@@ -178,8 +182,13 @@ class Parts:
     def tensors(self, silo: str, estimate: NDArray[np.floating], spoken: NDArray[np.float64]) -> dict[str, Array]:
         """Return a silo's upload.
 
-        estimate: of the concatenated parts, float32 or float64 [size]; not copied. spoken: beside it, [any]. Raises
-        `moretta.errors.ParameterError` if a number is not finite: nothing is sent then.
+        Args:
+            estimate: Of the concatenated parts, float32 or float64 [size]; not copied.
+            spoken: The numbers beside it, [any].
+
+        Raises:
+            ParameterError: A number is not finite; nothing is sent then.
+            MisuseError: The estimate has another shape.
         """
         if estimate.shape != (self.size,):
             raise MisuseError(f"expected an estimate of {self.size} parameters, got shape {list(estimate.shape)}")
@@ -191,9 +200,11 @@ class Parts:
         return {ESTIMATE: estimate} | ({SPOKEN: spoken} if spoken.size else {})
 
     def read(self, total: Sum) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-        """Return the silos' mean estimate, float64[n], their further numbers, and the sum's step.
+        """Return the silos' mean estimate, their further numbers, and the sum's step.
 
-        The estimate is 0 outside the parts. The step bounds the error that fixed point adds to an entry.
+        Returns:
+            The estimate, float64[n], is 0 outside the parts. The step bounds the error that fixed point adds to an
+            entry.
         """
         mean = total.means[ESTIMATE]
         if self.size < self.length:

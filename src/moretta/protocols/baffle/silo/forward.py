@@ -26,8 +26,10 @@ from moretta.secure_aggregation.keystream import digest_of, encode_parts
 class Layout:
     """The places of trained tensors in the flat array: in the order of `shapes`, each in C order, without gaps.
 
-    shapes: of the trained tensors, by PyTorch's names. dtype: "float32" or "float64". fixed: SHA-256 of the untrained
-    tensors' names, shapes, dtypes and values.
+    Attributes:
+        shapes: Of the trained tensors, by PyTorch's names.
+        dtype: "float32" or "float64".
+        fixed: SHA-256 of the untrained tensors' names, shapes, dtypes and values.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -97,7 +99,9 @@ class Forward(Protocol):
     def outputs(self, parameters: NDArray[np.floating], x: Array) -> Array:
         """Return the outputs of the model at each of m parameter vectors, float[m, rows, outputs].
 
-        parameters: [m, size] of `layout`, contiguous and in its dtype; never written to, and not kept. x: the inputs,
-        [rows, ...], of `layout.dtype` or whole numbers for tokens. Rows do not affect each other: each row's outputs
-        are the same without the others, up to rounding.
+        Rows do not affect each other: each row's outputs are the same without the others, up to rounding.
+
+        Args:
+            parameters: [m, size] of `layout`, contiguous and in its dtype; never written to, and not kept.
+            x: The inputs, [rows, ...], of `layout.dtype` or whole numbers for tokens.
         """

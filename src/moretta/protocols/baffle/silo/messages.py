@@ -49,7 +49,9 @@ class Revealed(Message):
 class Agree(Message):
     """All contributions, from which the seed follows, and the trained model.
 
-    layout: `moretta.protocols.baffle.silo.forward.Layout.digest`. graph: uint8[bytes], for a silo that runs ONNX.
+    Attributes:
+        layout: `moretta.protocols.baffle.silo.forward.Layout.digest`.
+        graph: uint8[bytes], for a silo that runs ONNX.
     """
 
     contributions: Digests
@@ -69,8 +71,10 @@ class Agreed(Message):
 class Estimate(Message):
     """Run forward at the parameters, perturbed in K directions, and upload the loss differences.
 
-    parameters: the trained tensors as one flat array (`moretta.protocols.baffle.silo.forward.Layout`).
-    parameter_hash: of the model's layout and the parameters (`moretta.protocols.baffle.silo.seeds.parameter_hash`).
+    Attributes:
+        parameters: The trained tensors as one flat array (`moretta.protocols.baffle.silo.forward.Layout`).
+        parameter_hash: Of the model's layout and the parameters (`moretta.protocols.baffle.silo.seeds.parameter_hash`).
+        k: K, from 2 to 2^16 - 1.
     """
 
     parameters: Annotated[Array, shaped(1, "float32", "float64")]

@@ -93,13 +93,19 @@ class LocalSteps:
 class Recipe:
     """The settings of `moretta.protocols.baffle.params.BAFFLE` that a silo needs, with the same meanings.
 
-    `loss`: of a row. `most`: the largest K. `own_directions`: whether each silo draws its own and uploads its estimate.
-    `clip_entry`: the largest entry of a silo's estimate, 0 for any. `augment`: how images of a batch are varied
-    (`augmentation.cropped`), empty for none. `batch_statistics`: whether BatchNorm's are uploaded too. At the epoch
-    level alone: local_epochs; rates, the learning rate of each round; adam, whether steps are Adam's, with betas, else
-    SGD's; weight_decay; clip_norm, the largest norm of a step's gradient, 0 for any. `rule`: of blocks of layers that
-    move one after the other; None if all parameters move at once. `checkpoint_minutes`: None saves nothing within a
-    round. `blocks`: of the model, once known; `most` is then the number of a round's moves.
+    Attributes:
+        loss: Of a row.
+        most: The largest K; with blocks the number of a round's moves.
+        own_directions: Whether each silo draws its own and uploads its estimate.
+        local_epochs, adam, weight_decay, betas: At the epoch level alone; steps are Adam's with betas, else SGD's.
+        rates: At the epoch level, the learning rate of each round.
+        clip_norm: At the epoch level, the largest norm of a step's gradient, 0 for any.
+        batch_statistics: Whether BatchNorm's are uploaded too.
+        clip_entry: The largest entry of a silo's estimate, 0 for any.
+        augment: How images of a batch are varied (`augmentation.cropped`), empty for none.
+        rule: Of blocks of layers that move one after the other; None if all parameters move at once.
+        blocks: Of the model, once known.
+        checkpoint_minutes: None saves nothing within a round.
     """
 
     form: Form

@@ -97,7 +97,10 @@ def differences(
 ) -> list[Differences]:
     """Return several silos' differences from one pass over all their rows, which do not affect each other.
 
-    at: w, flat. batches: x and y, as of `Forward.outputs` and `RowLosses`. keys: of each block's signs.
+    Args:
+        at: w, flat.
+        batches: x and y, as of `Forward.outputs` and `RowLosses`.
+        keys: Of each block's signs.
     """
     x, y = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     silo_of = np.repeat(np.arange(len(batches)), [len(rows) for rows, _ in batches])
