@@ -154,9 +154,13 @@ def narrow(
 
 
 def read_ids(path: Path, column: str, separator: str | None, encoding: str | None) -> NDArray[np.generic]:
-    """Return the ids of a file's rows, as training reads them. separator, encoding: of a .csv file.
+    """Return the ids of a file's rows, as training reads them.
 
-    Raises `moretta.errors.ParameterError` for a file without such a column.
+    Args:
+        separator, encoding: Of a .csv file.
+
+    Raises:
+        ParameterError: The file is no table or .npz file, or has no such column.
     """
     from moretta.contract.wording import did_you_mean
     from moretta.data.images.sets import read_npz

@@ -95,7 +95,10 @@ needs_torch = partial(needs, "torch", "torch", "sklearn", "matplotlib")
 def allows_code(folder: Path, allow_code: bool, *, data: bool = False) -> bool:
     """Return whether the code that a run folder names may run: by the option, as the user's own, or by an answer.
 
-    data: whether the code of its rows is needed too. Without a terminal the command cannot ask, and refuses.
+    Without a terminal the command cannot ask, and refuses.
+
+    Args:
+        data: Whether the code of its rows is needed too.
     """
     from moretta.config import run_files
     from moretta.run import consent
@@ -118,7 +121,8 @@ def read(folder: Path, name: str) -> dict[str, Any]:
 def say(result: Mapping[str, Any], plainly: Callable[[], None]) -> None:
     """Print a command's result: as one JSON object, or for a person unless --quiet is given.
 
-    plainly: Calls `print` and `show`; a terminal gets their text through `moretta.report.terminal.printable`.
+    Args:
+        plainly: Calls `print` and `show`; a terminal gets their text through `moretta.report.terminal.printable`.
     """
     if any(_as_json):
         _print_object({"format": 1, **result})
@@ -157,7 +161,10 @@ def print_result(folders: Sequence[Path], differences: Mapping[str, float], resu
 def interruptible(sentence: str) -> Iterator[None]:
     """Let a SIGTERM end a command as ctrl-c does, so that the processes it started end too.
 
-    sentence: printed then. The process exits at once, because interrupted threads of FLARE might block it forever.
+    The process exits at once, because interrupted threads of FLARE might block it forever.
+
+    Args:
+        sentence: Printed then.
     """
 
     def interrupt(number: int, frame: object) -> None:

@@ -65,8 +65,12 @@ def _left_in(folder: Path) -> str:
 def bar_of(name: str, interrupted: str, *, remaining: bool = False) -> Iterator[Callable[[str, int, int], None]]:
     """Show a bar; yield the function that moves it, by the present work, the amount done, and the total.
 
-    remaining: show the remaining time, not the elapsed time. Raises RunFailed on ctrl-c, with the sentence
-    `interrupted`.
+    Args:
+        interrupted: The sentence of the error.
+        remaining: Show the remaining time, not the elapsed time.
+
+    Raises:
+        RunFailed: The user presses ctrl-c.
     """
     from rich.progress import (
         BarColumn,

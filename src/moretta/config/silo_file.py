@@ -227,9 +227,13 @@ class SiloFile(Section):
 
 
 def load(path: str | Path, *, rows: bool = True) -> SiloFile:
-    """Read a silo.toml. Raises `moretta.errors.ParameterError`, one sentence, for any mistake in it.
+    """Read a silo.toml.
 
-    rows: whether it must name the site's rows; another framework's app may read them instead.
+    Args:
+        rows: Whether it must name the site's rows; another framework's app may read them instead.
+
+    Raises:
+        ParameterError: The file has a mistake; one sentence names it.
     """
     path = Path(path)
     tables = read_toml(path, "the silo file")

@@ -107,7 +107,10 @@ class Codec:
 def pack_arrays(arrays: Tensors) -> Sequence[bytes | memoryview]:
     """Return named arrays in parts, in a message's layout, for another process of this machine.
 
-    Their numbers may be any, NaN too. Raises `moretta.errors.CodecError` for a dtype that no message has.
+    Their numbers may be any, NaN too.
+
+    Raises:
+        CodecError: An array has a dtype that no message has.
     """
     kinds = tuple((name, array.dtype, array.shape) for name, array in arrays.items())
     try:  # without the cache, which is for the few kinds of messages
@@ -118,9 +121,14 @@ def pack_arrays(arrays: Tensors) -> Sequence[bytes | memoryview]:
 
 
 def unpack_arrays(data: memoryview, *, trusted: bool = False) -> dict[str, Array]:
-    """Return the arrays of `pack_arrays`, as parts of its memory. Raises only `moretta.errors.CodecError`.
+    """Return the arrays of `pack_arrays`, as parts of its memory.
 
-    trusted: whether the process is one of ours and may pass any number of arrays; a worker's frame has all its silos'.
+    Args:
+        trusted: Whether the process is one of ours and may pass any number of arrays; a worker's frame has all its
+            silos'.
+
+    Raises:
+        CodecError: The bytes are not named arrays; no other error is raised.
     """
     with _one_error("named arrays"):
         limit = len(data) if trusted else HEADER_LIMIT

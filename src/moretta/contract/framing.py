@@ -33,8 +33,14 @@ def find(
 ) -> slice:
     """Return the slice of `data` with the part whose length is at `start`.
 
-    width: bytes of the length. gap: bytes between the length and the part. what: its name, for an error. Raises
-    CodecError for a part that is longer than `limit`, or than the rest of `data`.
+    Args:
+        limit: The most bytes of the part.
+        width: Bytes of the length.
+        gap: Bytes between the length and the part.
+        what: The part's name, for an error.
+
+    Raises:
+        CodecError: The part is longer than `limit`, or than the rest of `data`.
     """
     begin = start + width + gap
     length = int.from_bytes(data[start : start + width], "little")

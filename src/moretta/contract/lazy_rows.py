@@ -24,8 +24,11 @@ COPIES = 2  # of loaded rows in memory: the array, and a tensor of it
 class LazyRows:
     """Rows float32[rows, ...], all finite, each computed by a function of its number.
 
-    make: returns the sample of a row's number, float32 of one shape, or raises ParameterError. Rows are not kept, so
-    repeated calls must return the same. shape: of a sample. index: the numbers of the rows, int64[rows].
+    Args:
+        make: Returns the sample of a row's number, float32 of one shape, or raises ParameterError. Rows are not kept,
+            so repeated calls must return the same.
+        shape: Of a sample.
+        index: The numbers of the rows, int64[rows].
     """
 
     dtype = np.dtype(np.float32)
@@ -81,7 +84,7 @@ class LazyRows:
 class LazyColumns:
     """The entries of lazy rows as a matrix [entries / columns, columns]; its slices are arrays.
 
-    It is for one pass from beginning to end: only the rows of the last slice are kept for the next.
+    It is for one pass from beginning to end: it keeps only the last block of rows that it computed.
     """
 
     ndim = 2

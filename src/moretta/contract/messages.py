@@ -20,12 +20,19 @@ Tensors = Mapping[str, Array]
 
 @dataclass(frozen=True, order=True)
 class Stamp:
-    """The place of a message: the run, the round (0 precedes the first), the attempt, and the take.
+    """The place of a message: the run, the round, the attempt, and the take.
 
     A new attempt repeats the same question with new keys and masks. A new take asks for something else, because rows,
     dropout, keys of a perturbation, lots and noise follow `drawn`. So two takes of a round share no upload
-    (`moretta.secure_aggregation.one_sum`). The first take is 0. Every message carries a stamp, every mask is labelled
-    with one, and a stamp is never used for two uploads.
+    (`moretta.secure_aggregation.one_sum`). Every message carries a stamp, every mask is labelled with one, and a stamp
+    is never used for two uploads.
+
+    Attributes:
+        run: 1 to 128 characters.
+        round, attempt, take: From 0 to 2^31 - 1; round 0 precedes the first.
+
+    Raises:
+        PeerError: A value is out of its range.
     """
 
     run: str
@@ -46,9 +53,12 @@ class Stamp:
         return (self.round, self.take) if self.take else (self.round,)
 
     def check_run(self, run: str) -> None:
-        """Raise `moretta.errors.PeerError` for a stamp of another run; the run "" accepts any.
+        """Refuse a stamp of another run; the run "" accepts any.
 
         A silo's past answers are kept by run: under another name it would answer the same question twice.
+
+        Raises:
+            PeerError: The stamp is of another run.
         """
         if run not in ("", self.run):
             raise PeerError(f"expected messages of the run {run!r}, got one of {self.run!r}")
@@ -192,8 +202,11 @@ class Message:
     """One arrow of a protocol's figure; subclasses are declared with `message`.
 
     Fields have the kinds of `FIELD_KINDS` and are checked when the message is built, from a peer's bytes or by our own
-    code. So a role never sees an invalid message. Raises `moretta.errors.PeerError`. A further rule on one field is in
-    its type, ``Annotated[bytes, length(32)]``; `check` has rules between fields.
+    code. So a role never sees an invalid message. A further rule on one field is in its type, ``Annotated[bytes,
+    length(32)]``; `check` has rules between fields.
+
+    Raises:
+        PeerError: A field breaks a rule.
     """
 
     TAG: ClassVar[str] = ""

@@ -106,7 +106,10 @@ class Replies:
     """The valid answers that arrived in time, in the order of the ask, and the missing silos with their reasons.
 
     Roles read answers in any order and more than once, and never write to them, because large arrays are in files that
-    are mapped read-only. empty: `numpy.empty`, or the same in such a file, for results made of all answers.
+    are mapped read-only.
+
+    Attributes:
+        empty: `numpy.empty`, or the same in such a file, for results made of all answers.
     """
 
     answers: Mapping[str, Any]

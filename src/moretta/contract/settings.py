@@ -143,8 +143,9 @@ ARGUMENTS = ("Run", "Data")  # sections whose keys are keywords of `Federation`
 class SettingRule:
     """A rule on one section or between sections.
 
-    broken: returns true if the rule is broken, or further values for the sentence's fields. sentence: what is wrong,
-    what was expected, and what to do; its fields are the keys of the rule.
+    Attributes:
+        broken: Returns true if the rule is broken, or further values for the sentence's fields.
+        sentence: States what is wrong, what was expected, and what to do; its fields are the keys of the rule.
     """
 
     broken: Callable[[Any], object]
@@ -227,8 +228,11 @@ class _Key(NamedTuple):
 class Section(BaseModel):
     """A section of a run file, or the same settings from Python.
 
-    RULES: the rules between its keys. Raises `moretta.errors.ParameterError`, naming the key, for impossible settings
-    from Python.
+    Attributes:
+        RULES: The rules between its keys.
+
+    Raises:
+        ParameterError: Settings from Python are impossible; the sentence names the key.
     """
 
     RULES: ClassVar[tuple[SettingRule, ...]] = ()

@@ -215,8 +215,10 @@ def unknown_key(
 ) -> str:
     """Return the sentence for an unknown key of a section, with the probable one.
 
-    sections: the known keys by section, and by each protocol's name. protocols: their names. protocol: the run's if the
-    section is [protocol], else empty.
+    Args:
+        sections: The known keys by section, and by each protocol's name.
+        protocols: Their names.
+        protocol: The run's if the section is [protocol], else empty.
     """
     keys = list(sections[protocol or section])
     if protocol:
@@ -241,7 +243,8 @@ Called = TypeVar("Called", bound=Callable[..., Any])
 def names_keywords(elsewhere: Mapping[str, str] | None = None) -> Callable[[Called], Called]:
     """Return a decorator by which a function or class refuses an unknown keyword and names the nearest known one.
 
-    elsewhere: keywords of another place, with that place. Python's own TypeError has neither.
+    Args:
+        elsewhere: Keywords of another place, with that place.
     """
 
     def decorate(called: Called) -> Called:

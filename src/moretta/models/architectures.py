@@ -87,7 +87,12 @@ class Embedded(nn.Module):
     """
 
     def __init__(self, stretches: Sequence[tuple[int, bool]], most: int) -> None:
-        """Take stretches of columns: each one's size, and whether it is a category. most: numbers of an embedding."""
+        """Take stretches of columns.
+
+        Args:
+            stretches: Each one's size, and whether it is a category.
+            most: The most numbers of an embedding.
+        """
         super().__init__()
         self.sizes, self.parts, self.joined = [size for size, _ in stretches], nn.ModuleList(), 0
         for size, is_category in stretches:

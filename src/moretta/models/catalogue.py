@@ -66,7 +66,8 @@ class Model(Section):
 def of_schema(source: str, arguments: Mapping[str, Any], table: Schema | None) -> dict[str, Any]:
     """Return a model's arguments, with those that follow from a schema: the input columns of each category.
 
-    Raises `moretta.errors.ParameterError` for embeddings of rows without a schema.
+    Raises:
+        ParameterError: The model is "embeddings", and its rows have no schema.
     """
     if source != "embeddings" or "categories" in arguments:
         return dict(arguments)
@@ -86,7 +87,8 @@ def _has_table(value: object) -> bool:
 def code_of(source: str, base: Path, agreed: Container[str]) -> bytes:
     """Return the content of a function's file; empty for a built-in model or a function not written in Python.
 
-    agreed: as in `moretta.data.references.resolve`.
+    Args:
+        agreed: As in `moretta.data.references.resolve`.
     """
     if source not in BUILT_IN:
         with suppress(TypeError, OSError):  # only Python code has a file

@@ -70,8 +70,10 @@ def copied(model: nn.Module) -> nn.Module:
     """Return a model's copy for training: its tensors have no history, and its layers no sparse gradients.
 
     Weights that a layer computes from others (`torch.nn.utils.weight_norm`, `prune`) are tensors with a history. Call
-    it within `as_by_default`, because a copy made under inference mode can never be trained. Raises
-    `moretta.errors.ParameterError`, naming the layer, for a model that cannot be copied, or only before it runs.
+    it within `as_by_default`, because a copy made under inference mode can never be trained.
+
+    Raises:
+        ParameterError: The model cannot be copied, or only before it runs; the sentence names the layer.
     """
     kept = [leaf for layer in model.modules() for leaf in tree_leaves(dict(vars(layer)))]
     computed = {id(leaf): leaf.detach().clone() for leaf in kept if isinstance(leaf, Tensor) and not leaf.is_leaf}

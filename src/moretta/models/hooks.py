@@ -29,8 +29,10 @@ USUAL = ("logits", "out")  # libraries' names for the outputs of a loss
 class OneTensor:
     """A hook after a module's forward: from its result to one tensor, [rows, outputs].
 
-    name: of the tensor in an object or a dictionary; empty selects `logits` or `out`, or the only one that fits. mask:
-    the shape of masks that are the targets; a row's outputs are then laid position by position. (): not masks.
+    Args:
+        name: Of the tensor in an object or a dictionary; empty selects `logits` or `out`, or the only one that fits.
+        mask: The shape of masks that are the targets; a row's outputs are then laid position by position. (): not
+            masks.
     """
 
     def __init__(self, name: str = "", mask: tuple[int, ...] = ()) -> None:
@@ -130,8 +132,10 @@ def gives_all(model: nn.Module) -> nn.Module:
 class Unpack:
     """A hook before a module's forward: from packed rows, float[..., size], to its arrays by keyword.
 
-    Integers are cast to int64, and numbers keep the rows' dtype. A call by keyword passes unchanged. names: the
-    argument of each array that has another name.
+    Integers are cast to int64, and numbers keep the rows' dtype. A call by keyword passes unchanged.
+
+    Args:
+        names: The argument of each array that has another name.
     """
 
     def __init__(self, layout: SampleLayout, names: Mapping[str, str] | None = None) -> None:
@@ -167,7 +171,8 @@ class Packing(nn.Module):
 def takes_packed(model: nn.Module, layout: SampleLayout | None) -> nn.Module:
     """Make a module take packed rows; return the module. Without a layout it is unchanged.
 
-    Raises `moretta.errors.ParameterError` for an `nn.Sequential`, whose forward has no names.
+    Raises:
+        ParameterError: The module is an `nn.Sequential`, whose forward has no names, or `argument_names` refuses it.
     """
     if layout is None:
         return model
@@ -191,8 +196,10 @@ def arrays_of(model: nn.Module, packed: Tensor) -> Tensor | dict[str, Tensor]:
 def argument_names(model: nn.Module, layout: SampleLayout) -> dict[str, str]:
     """Return each array's argument in a module's forward: the one of its name, or the first that ends in it.
 
-    So `ids` and `mask` are `input_ids` and `attention_mask` of a model of transformers. Raises
-    `moretta.errors.ParameterError` if such a model would omit an array.
+    So `ids` and `mask` are `input_ids` and `attention_mask` of a model of transformers.
+
+    Raises:
+        ParameterError: A model of transformers would omit an array.
     """
     known = [item for item in signature(model.forward).parameters.values() if item.kind is not Parameter.VAR_KEYWORD]
     free = [item.name for item in known if item.name not in layout.names]

@@ -140,10 +140,12 @@ def convolution(
 
 
 def started(model: nn.Sequential, start: str) -> nn.Sequential:
-    """Draw a model's first weights anew, unless `start` is "he-fan-out", the start of `convolution`; return the model.
+    """Draw a model's first weights anew; return the model. Biases are 0.
 
-    "he-normal" draws He's normal numbers by fan-in, in linear layers too. "he-uniform" draws He's uniform numbers by
-    fan-in, and Xavier's uniform numbers in linear layers. Biases are 0.
+    Args:
+        start: "he-fan-out", the start of `convolution`: nothing is drawn, and biases stay. "he-normal": He's normal
+            numbers by fan-in, in linear layers too. "he-uniform": He's uniform numbers by fan-in, and Xavier's uniform
+            numbers in linear layers.
     """
     if one_of(start, "start", STARTS) == "he-fan-out":
         return model
