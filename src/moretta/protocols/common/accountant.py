@@ -75,8 +75,14 @@ WITH_NOISE_OF = "epsilon_with_noise_of_"  # the number of silos follows; the nam
 def epsilon(sigma: float, delta: float, q: float, rounds: int) -> float:
     """Return the epsilon of `rounds` rounds at this delta; infinity without noise.
 
-    sigma: the noise multiplier, the noise's deviation over C. q: the chance of an example to be in a round's lot.
-    Raises `moretta.errors.ParameterError` for impossible values, `moretta.errors.MissingExtra` without the extra [dp].
+    Args:
+        sigma: The noise multiplier, the noise's deviation over C; 0 or more.
+        delta: In (0, 1).
+        q: The chance of an example to be in a round's lot, in (0, 1].
+
+    Raises:
+        ParameterError: An argument is out of its range.
+        MissingExtra: The extra [dp] is not installed.
     """
     _check(delta, q, rounds)
     if not (math.isfinite(sigma) and sigma >= 0):
@@ -140,9 +146,13 @@ def _divergences(sigma: float, q: float) -> NDArray[np.float64]:
 class Accountant:
     """States a run's privacy, from public figures alone.
 
-    rate: the largest q of any silo. left_out: uses of silos' data that epsilon does not cover. releases: the count of
-    noised sums; it must be on disk before a message leaves. Raises `moretta.errors.MissingExtra` without the extra
-    [dp].
+    Args:
+        rate: The largest q of any silo.
+        left_out: Uses of silos' data that epsilon does not cover, in words.
+        releases: The count of noised sums; it must be on disk before a message leaves.
+
+    Raises:
+        MissingExtra: The extra [dp] is not installed.
     """
 
     privacy: Privacy
@@ -156,13 +166,15 @@ class Accountant:
     def facts(self, releases: int, shapes: Shapes | None = None) -> dict[str, float | str]:
         """Return epsilon after these releases, with its assumptions, for ``result.json``.
 
-        `releases`: noised sums that may have been opened (`moretta.protocols.common.releases`). `shapes`: of an upload,
-        which determine its lattice; None omits it.
+        Args:
+            releases: Noised sums that may have been opened (`moretta.protocols.common.releases`).
+            shapes: Of an upload, which determine its lattice; None omits it.
 
-        `epsilon`: towards the server together with `colluding_silos` silos, and anyone who gets the model. They do not
-        know the noise of `noise_silos` silos, less the lost ones. `epsilon_to_silos`: towards one other silo, which
-        knows its own share. `epsilon_with_noise_of_<k>`: towards anyone who can remove all but k silos' noise, such as
-        the server together with the other silos. "unbounded" is infinity.
+        Returns:
+            `epsilon` is towards the server together with `colluding_silos` silos, and anyone who gets the model. They
+            do not know the noise of `noise_silos` silos, less the lost ones. `epsilon_to_silos` is towards one other
+            silo, which knows its own share. `epsilon_with_noise_of_<k>` is towards anyone who can remove all but k
+            silos' noise, such as the server together with the other silos. "unbounded" is infinity.
         """
         sharers = self.privacy.sharers
         facts: dict[str, float | str] = {"noise_multiplier": self.privacy.noise, "delta": self.privacy.delta}
@@ -186,7 +198,9 @@ class Accountant:
     def want(self, aggregator: Aggregator, shapes: Shapes, secure: SecureAggregation, most_weight: int) -> Wanted:
         """Plan a sum whose ring adds whole steps of noise exactly.
 
-        Raises as `Lattice.check`, and `moretta.errors.RunFailed` if further takes have spent the budget.
+        Raises:
+            ParameterError: As `Lattice.check` and `Aggregator.want`.
+            RunFailed: Further takes have spent the budget.
         """
         if not self.allows(self.releases.count + 1):
             raise RunFailed(
@@ -203,8 +217,9 @@ class Accountant:
     def counted(self, exchange: Exchange[R], now: Stamp, *of: int | str | bytes) -> Exchange[R]:
         """Run the exchange of a sum, and count its take before any request that opens it.
 
-        of: what the uploads follow from, as the server knows it. The asked silos are added, unless each upload is seen
-        alone: then the others do not matter.
+        Args:
+            of: All that the uploads follow from, as the server knows it. The asked silos are added, unless each upload
+                is seen alone: then the others do not matter.
         """
         if self.privacy.unit == "silo":  # a repeated ask may get another update, which has other noise
             of = (*of, self.releases.count)

@@ -45,8 +45,13 @@ def crop_and_flip(images: Tensor, *, reflect: bool = False) -> Tensor:
 def turned(images: Tensor) -> Tensor:
     """Turn each image by any angle about its middle, shift and scale it by up to a tenth, and change its light.
 
-    images: [B, C, H, W] in [0, 1], like the result. Edges are filled with mirrored pixels. Contrast and brightness
-    change by up to a fifth. Raises `moretta.errors.ParameterError` for pixels outside [0, 1], which would be cut off.
+    Contrast and brightness change by up to a fifth. Mirrored pixels fill edges.
+
+    Args:
+        images: [B, C, H, W] in [0, 1], like the result.
+
+    Raises:
+        RowsError: A pixel is outside [0, 1], and would be cut off.
     """
     import torch
 
@@ -71,7 +76,9 @@ CROPS = ("crop-flip", "reflect-crop-flip")
 def cropped(images: NDArray[Any], how: str, rng: np.random.Generator) -> NDArray[Any]:
     """Shift each image by up to 4 pixels either way, and mirror half of them left to right.
 
-    images: [B, C, H, W]. how: one of `CROPS`; edges are filled with zeros, or with mirrored pixels.
+    Args:
+        images: [B, C, H, W].
+        how: One of `CROPS`: zeros fill edges, or mirrored pixels under "reflect-crop-flip".
     """
     rows, _, height, width = images.shape
     sides = ((0, 0), (0, 0), (PADDING, PADDING), (PADDING, PADDING))

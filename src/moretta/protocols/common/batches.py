@@ -29,9 +29,15 @@ def most_rows(size: int) -> int:
 class Batches:
     """The mini-batches of one silo: a fresh permutation each epoch; the last partial batch is kept.
 
-    `rows`: the silo's number of rows. `size`: rows in a batch, 0 for all. `seed`: of the training, not secret. `run`:
-    the run's id, which changes the batches of equal seeds; empty if one machine runs all roles. `in_order`: every epoch
-    has the rows in their stored order.
+    Args:
+        rows: The silo's number of rows, 1 or more.
+        size: Rows in a batch, 0 for all.
+        seed: Of the training, not secret.
+        run: The run's id, which changes the batches of equal seeds; empty if one machine runs all roles.
+        in_order: Every epoch has the rows in their stored order.
+
+    Raises:
+        RowsError: The silo has no rows.
     """
 
     def __init__(self, rows: int, size: int, seed: int, silo: str, run: str = "", *, in_order: bool = False) -> None:
@@ -51,8 +57,10 @@ class Batches:
     def of_round(self, number: int, take: int = 0) -> NDArray[np.int64]:
         """Return the row numbers of round `number`, counted from 1, and of a take of it: `Stamp.drawn`.
 
-        A take beyond the first draws from all rows, so the silo may see some of them twice in an epoch. Raises
-        `moretta.errors.PeerError` for a round before the first, which only a server can name.
+        A take beyond the first draws from all rows, so the silo may see some of them twice in an epoch.
+
+        Raises:
+            PeerError: The round is before the first; only a server can name it.
         """
         if take and not self.whole:
             generator = np.random.Generator(np.random.PCG64([*self.entropy, number, take]))
@@ -110,10 +118,12 @@ Purpose = tuple[str, int, int, bytes]
 
 
 def purpose_of(now: Stamp, *of: int | str | bytes) -> Purpose:
-    """Return the purpose of one upload. of: digests of the settings, the rows, the model and the rest of the ask.
+    """Return the purpose of one upload; all attempts at a take share it.
 
-    All attempts at a take share it. `of` must have everything that changes the sum of the lot's rows. Otherwise two
-    sums would have the same noise, perhaps at another scale, and their difference would show rows.
+    Args:
+        of: Digests of the settings, the rows, the model and the rest of the ask: everything that changes the sum of the
+            lot's rows. Otherwise two sums would have the same noise, perhaps at another scale, and their difference
+            would show rows.
     """
     return now.run, now.round, now.take, hashlib.sha256(encode_purpose("noised upload", *of)).digest()
 
@@ -121,7 +131,9 @@ def purpose_of(now: Stamp, *of: int | str | bytes) -> Purpose:
 def rows_by_group(groups: NDArray[np.str_], x: Array, y: Array) -> tuple[tuple[int, ...], ...]:
     """Return the indices of each group's rows; of equal rows only the first, so that a repeated row counts once.
 
-    groups: str[rows], the subject of each row. x, y: its inputs and targets.
+    Args:
+        groups: str[rows], the subject of each row.
+        x, y: Inputs and targets, [rows, ...].
     """
     places = dict[str, dict[bytes, int]]()
     digests = (hashlib.sha256(np.ascontiguousarray(row).data) for block in blocks(x) for row in block)
@@ -134,7 +146,13 @@ def rows_by_group(groups: NDArray[np.str_], x: Array, y: Array) -> tuple[tuple[i
 class Lots:
     """Draws each of a silo's rows, or groups, independently with chance q = L / rows.
 
-    rows: the number of rows or groups. batch_size: the expected lot, 0 for all rows. expected: L. rate: q.
+    Args:
+        rows: The number of rows or groups.
+        batch_size: The expected lot, 0 for all rows.
+
+    Attributes:
+        expected: L.
+        rate: q, in (0, 1].
     """
 
     def __init__(self, rows: int, batch_size: int) -> None:

@@ -110,8 +110,12 @@ def participation(record: Record) -> float:
 def opened_sums(record: Record, *of: str, aborted: bool = False) -> Sequence[Mapping[str, Any]] | None:
     """Return the opened sums of a set-up, of rounds or of the release, by silos, take and group.
 
-    of: "set-up", "round", "release". aborted: also those of aborted attempts, which the server may know. None if the
-    run's version did not record the silos of a sum.
+    Args:
+        of: "set-up", "round", "release".
+        aborted: Also those of aborted attempts, which the server may know.
+
+    Returns:
+        None if the run's version did not record the silos of a sum.
     """
     sums = record.get("sums")
     if sums is None:
@@ -414,14 +418,18 @@ WORDS = (
 class Claim:
     """One thing that a role learns, or does not: `silo("model", where, attacks).says("holds the model")`.
 
-    `about`: its subject; None for notes to readers, and for nothing learned. `where`: conditions on the run, all of
-    which hold. `attacks`: names of the attacks that test it. `words`: fill the braces of its text.
-    `alone`: if it holds, a report has nothing else about the role.
-    `warns`: if it holds, it is among the run's warnings, and so in the terminal and the log.
-    `silent`: a report omits it, because no record shows all of its conditions.
-    `protocols`: the names in a package that it is about; empty for all.
-    `text`: its words, a verb first, with words in braces; the part before its bar, if any, is a verdict's headline.
-    `assumes`: further assumptions, which no record shows. `rests_on`: its other grounds, such as tests.
+    Args:
+        about: Its subject; None for notes to readers, and for nothing learned.
+        where: Conditions on the run, all of which hold.
+        attacks: Names of the attacks that test it.
+        words: Fill the braces of its text.
+        alone: If it holds, a report has nothing else about the role.
+        warns: If it holds, it is among the run's warnings, and so in the terminal and the log.
+        silent: A report omits it, because no record shows all of its conditions.
+        protocols: The names in a package that it is about; empty for all.
+        text: Its words, a verb first, with words in braces. The part before its bar, if any, is a verdict's headline.
+        assumes: Further assumptions, which no record shows.
+        rests_on: Its other grounds, such as tests.
     """
 
     role: Role

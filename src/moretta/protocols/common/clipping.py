@@ -58,10 +58,12 @@ class RunningMedian:
         self._ordered = sorted(self.seen)  # makes the median of all of them cheap
 
     def note(self, value: float) -> float:
-        """Record a round's figure, at most twice the previous median; return that median. A figure of 0 is not
-        recorded.
+        """Record a round's figure, at most twice the previous median; return that median.
 
-        The median is the larger of that of the last 11 rounds and that of all; infinity before the first figure.
+        A figure of 0 is not recorded.
+
+        Returns:
+            The larger of the median of the last 11 rounds and that of all; infinity before the first figure.
         """
         median = math.inf
         if self.seen:  # for so few `numpy.median` takes 100 times as long
@@ -116,10 +118,11 @@ class SummedStep:
     def step(
         self, gradients: Mapping[str, NDArray[np.float64]], number: int, buffers: Tensors | None = None
     ) -> dict[str, float]:
-        """Take the step of round `number`; return by how much a sum was clipped, if it was, as a figure for the
-        history.
+        """Take the step of round `number`; return the factors by which sums were clipped, as figures for the history.
 
-        buffers: the silos' means of running statistics, where the model has any; their change is clipped too.
+        Args:
+            gradients: The silos' means, by parameter.
+            buffers: The silos' means of running statistics, if the model has any; their change is clipped too.
         """
         factor = self._gradient.factor(gradients, number)
         if factor != 1.0:
@@ -152,8 +155,11 @@ class SummedStep:
 def clipped_sum(gradients: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
     """Return sum_i g_i / max(1, |g_i| / C), float64, by parameter; |g_i| is over all parameters together.
 
-    gradients: [rows, ...] by parameter. most: C. Entries that are not finite count as 0, so that an example that makes
-    the model overflow stays hidden.
+    Entries that are not finite count as 0, so that an example that makes the model overflow stays hidden.
+
+    Args:
+        gradients: [rows, ...] by parameter.
+        most: C.
     """
     flat = {name: value.reshape(len(value), -1) for name, value in gradients.items()}
     exact = {name: value.double().nan_to_num(0.0, 0.0, 0.0) for name, value in flat.items()}

@@ -79,8 +79,13 @@ def inputs_of(x: NDArray[np.generic], preparation: Preparation, dtype: torch.dty
 def fitted_alone(x: NDArray[np.generic], rules: ColumnRules, y: NDArray[np.generic] | None = None) -> Preparation:
     """Return the preparation that `Enrolment` fits over silos, for rows of one party.
 
-    y: targets to scale, [rows, outputs]; None leaves them. Raises `moretta.errors.ParameterError` for a column without
-    values, and for constant targets.
+    Args:
+        x: [rows, ..., columns]; NaN is an absent value.
+        y: Targets to scale, [rows, outputs]; None leaves them.
+
+    Raises:
+        RowsError: A column has no value.
+        ParameterError: A target is constant.
     """
     if y is not None:
         wide = y.astype(np.float64)
@@ -169,8 +174,11 @@ class SiloRows:
     ) -> Message:
         """Answer a message of the set-up, or an ask for a score of `model`, whose weights that overwrites.
 
-        statistics: those for the message's group; None for the silo's. Raises `moretta.errors.MisuseError` for other
-        messages.
+        Args:
+            statistics: Those for the message's group; None for the silo's.
+
+        Raises:
+            MisuseError: The message is another.
         """
         if (answer := self.frozen.answer(message) or contributor.answer(message)) is not None:
             return answer
@@ -194,8 +202,10 @@ class SiloRows:
     ) -> Message:
         """Upload a model's score on the held-out or the validation rows.
 
-        blind: as the contributor's. agreed: digests that the silos of the sum agreed on; None for the set-up's. own: a
-        digest of the silo's own model.
+        Args:
+            blind: As the contributor's.
+            agreed: Digests that the silos of the sum agreed on; None for the set-up's.
+            own: A digest of the silo's own model.
         """
         held = self.of.scored(ask)
         outputs = modules.outputs_of(model, self._prepared(held.x)).cpu().numpy()
@@ -232,12 +242,18 @@ class SiloRows:
 
 
 class Enrolment:
-    """The server's half: what it has agreed with the cohort.
+    """The server's half: all that it has agreed with the cohort.
 
-    `setting`: of the run. `columns`: how to prepare them. `batch_size`: 0 for all of a silo's rows. `statistics`: the
-    closed list of those asked for. `comparison`: of silos' rows with the server's test rows, if their subjects are
-    known. `sends_model`: whether rounds send the model; its frozen part then travels in the set-up alone. `figures`: of
-    the score at the end, empty for no score. `most_weight`: of the cohort, an upper bound of a round's rows.
+    Args:
+        columns: How input columns are prepared.
+        batch_size: 0 for all of a silo's rows.
+        statistics: The closed list of those that silos are asked for.
+        comparison: Of silos' rows with the server's test rows, if their subjects are known.
+        sends_model: Whether rounds send the model; its frozen part then travels in the set-up alone.
+
+    Attributes:
+        figures: Of the score at the end, empty for no score.
+        most_weight: Of the cohort, an upper bound of a round's rows.
     """
 
     def __init__(
@@ -299,7 +315,8 @@ class Enrolment:
     def scored(self, now: Stamp, outcome: Outcome, parameters: Tensors) -> Exchange[Outcome | Aborted]:
         """Return the outcome with its score on the silos' held-out rows, if requested; the end of a server's `finish`.
 
-        parameters: the released ones; empty if each silo scores its own model.
+        Args:
+            parameters: The released ones; empty if each silo scores its own model.
         """
         if not self.figures:
             return outcome
@@ -324,8 +341,13 @@ class Enrolment:
     ) -> Exchange[dict[str, float]]:
         """Return the score of a round's new model on the silos' validation rows, as figures of the round.
 
-        parameters: returns the model's, if it is scored. summed: the silos in the round's own sum. The result is empty
-        without a requested score, or if a silo of the first score is away: see `scoring`.
+        Args:
+            parameters: Returns the model's, if it is scored.
+            summed: The silos in the round's own sum.
+
+        Returns:
+            Empty if no score is due, if `summed` are not the silos of the first score (`scoring`), or if the score
+            fails.
         """
         if not self._validated or not self._setting.spec.run.evaluates(now.round):
             return {}

@@ -33,19 +33,30 @@ T = TypeVar("T")
 class Entry:
     """One protocol of `moretta.protocols.registry`. A reference "module:name" is imported on first use.
 
-    `name`: in a run file. `label`: for people. `settings`: its class of settings. `roles`: builds its roles, as `build`
-    says. `messages`: the module of its messages, MESSAGES. Those in KEYS count as keys and shares, those in SET_UP as
-    set-up, all others as uploads. `claims`: the module of its CLAIMS. `commands`: adds its own commands to the shell.
-    `edge`: the module of a silo that only runs the model forward, in its own process
-    (`moretta.protocols.baffle.edge_client`), if any. `leaves`: returns what a silo's role leaves at its site alone
-    (`moretta.protocols.common.roles.Left`). `baseline`: other protocols are compared with it. `pooled`: one party has
-    all rows, and nothing is summed. `summed`: uploads go through the secure sum. `grids`: silos may hold different
-    columns of the same rows. `simulations`: the engines that run all its silos in one process, without messages.
-    `many_machines`: silos may be remote. `takes_all`: every silo takes part in every round. `ring_bits`: the smallest
-    ring of its sums. `seeded_start`: silos compute their starting point from the training seed. `forward_only`: no silo
-    takes a gradient. `judged_by`: the "mean" or the "worst" of the scores of silos' own models. `common_model`:
-    ``model.safetensors`` is a model that predicts. `shows_model`: silos see that model in every round, so they may
-    score it during the run.
+    Args:
+        name: In a run file.
+        settings: Its class of settings.
+        roles: Builds its roles, as `build` says.
+        messages: The module of its messages, MESSAGES. Those in KEYS count as keys and shares, those in SET_UP as
+            set-up, all others as uploads.
+        claims: The module of its CLAIMS.
+        commands: Adds its own commands to the shell.
+        edge: The module of a silo that only runs the model forward, in its own process
+            (`moretta.protocols.baffle.edge_client`), if any.
+        leaves: Returns all that a silo's role leaves at its site alone (`moretta.protocols.common.roles.Left`).
+        baseline: Other protocols are compared with it.
+        pooled: One party has all rows, and nothing is summed.
+        summed: Uploads go through the secure sum.
+        grids: Silos may hold different columns of the same rows.
+        simulations: The engines that run all its silos in one process, without messages.
+        many_machines: Silos may be remote.
+        takes_all: Every silo takes part in every round.
+        ring_bits: The smallest ring of its sums.
+        seeded_start: Silos compute their starting point from the training seed.
+        forward_only: No silo takes a gradient.
+        judged_by: The "mean" or the "worst" of the scores of silos' own models.
+        common_model: ``model.safetensors`` is a model that predicts.
+        shows_model: Silos see that model in every round, so they may score it during the run.
     """
 
     name: str

@@ -44,10 +44,13 @@ EXACT_BITS = 50  # up to so many of the ring's steps, a product and a quotient o
 class Privacy:
     """The settings of noise: the multiplier sigma, the largest norm C of one example's contribution, and delta.
 
-    `sharers`: S, the silos whose noise together is the mechanism's if none is lost; 1 if each silo adds all of it.
-    `losses`: the silos of a round that may be missing from a sum. `colluding`: c, the silos that give the server their
-    noise. `unit`: what the noise hides, one "row" of a silo, a "group" of its rows, or all that one "silo" uploads.
-    `most`: the largest epsilon of a run; None is any. `group_rows`: the most rows of a group in a round.
+    Args:
+        sharers: S, the silos whose noise together is the mechanism's if no silo is lost; 1 if each silo adds all of it.
+        unit: The unit that the noise hides: one "row" of a silo, a "group" of its rows, or all that one "silo" uploads.
+        most: The largest epsilon of a run; None is any.
+        group_rows: The most rows of a group in a round.
+        losses: The silos of a round that may be missing from a sum.
+        colluding: c, the silos that give the server their noise.
     """
 
     noise: float
@@ -69,9 +72,12 @@ class Privacy:
 class Lattice:
     """The lattice of one upload, and its noise.
 
-    `step`: s. `sensitivity`: Delta. `deviation`: sigma_k, in steps, if no silo of a round is missing; 0 for no noise,
-    which needs no lattice. `noise`: the noise that silos leave in a sum. `most`: the largest magnitude of a silo's
-    noise, in steps, in any cohort.
+    Args:
+        step: s.
+        sensitivity: Delta.
+        deviation: sigma_k, in steps, if no silo of a round is missing; 0 for no noise, which needs no lattice.
+        noise: The noise that silos leave in a sum.
+        most: The largest magnitude of a silo's noise, in steps, in any cohort.
     """
 
     step: float
@@ -97,9 +103,14 @@ class Lattice:
     def check(self, encoding: Mapping[str, int], lot: int) -> float:
         """Check that a ring adds whole steps of the lattice exactly; return the most steps that it adds.
 
-        encoding: the fraction bits f by tensor, whose sum is rounded to 2^-f, and the most weight, which is ignored;
-        empty for sums in the clear. lot: the expected number of summed rows. Raises `moretta.errors.ParameterError`
-        with the remedy, and `moretta.errors.PeerError` for fraction bits of no limit.
+        Args:
+            encoding: The fraction bits f by tensor, whose sum is rounded to 2^-f, and the most weight, which is
+                ignored; empty for sums in the clear.
+            lot: The expected number of summed rows.
+
+        Raises:
+            ParameterError: The ring does not; the message has the remedy.
+            PeerError: No limit leads to the fraction bits.
         """
         bits_of = {name: bits for name, bits in encoding.items() if name != MOST_WEIGHT}
         for name, bits in bits_of.items():
@@ -132,7 +143,10 @@ class Lattice:
     def range(self, limit: float, most_weight: int) -> float:
         """Return the limit of the 64-bit ring's entries under which `check` passes: at least `limit`.
 
-        most_weight: of all silos' lots. A ring of 32 bits has no surplus steps, and keeps its limit.
+        A ring of 32 bits has no surplus steps, and keeps its limit.
+
+        Args:
+            most_weight: Of all silos' lots.
         """
         if not self.deviation:
             return limit

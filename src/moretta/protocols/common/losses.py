@@ -27,9 +27,14 @@ def density_of(total: Sum, class_weights: Sequence[float]) -> float:
 def usable_density(mean: float, step: float, class_weights: Sequence[float]) -> float:
     """Return the silos' mean of D_k / N_k, which divides sums, moved to the nearest possible value.
 
-    step: the largest error of fixed point. The mean is of class weights, or of ones if targets are probabilities; a
-    silo that causes another value could spoil every step. Raises `moretta.errors.ParameterError` if it cannot be a
-    mean.
+    The mean is of class weights, or of ones if targets are probabilities. A silo that causes another value could spoil
+    every step.
+
+    Args:
+        step: The largest error of fixed point.
+
+    Raises:
+        ParameterError: The value cannot be a mean: it is not above 0, or not finite.
     """
     slack = step + 1e-9 * max(1.0, *class_weights)  # the mean itself is in float64
     mean = min(max(mean, min(1.0, *class_weights) - slack), max(1.0, *class_weights) + slack)
@@ -51,9 +56,12 @@ def chances(targets: Tensor) -> Tensor:
 class Loss:
     """One loss with its settings.
 
-    `name`: "mse", the mean over rows of |y - t|^2 / 2 (`practical.md`, section III-B; `torch.nn.MSELoss` is 2 / outputs
-    times it), or "cross-entropy" of the softmax, in nats. `smoothing`: of labels, 0 to 1. `class_weights`: one per
-    output. `own`: the loss of each row, which replaces all this (`moretta.protocols.common.own_loss`).
+    Args:
+        name: "mse", the mean over rows of |y - t|^2 / 2 (`practical.md`, section III-B; `torch.nn.MSELoss` is 2 /
+            outputs times it), or "cross-entropy" of the softmax, in nats.
+        smoothing: Of labels, 0 to 1.
+        class_weights: One per output.
+        own: The loss of each row, which replaces all this (`moretta.protocols.common.own_loss`).
     """
 
     name: str

@@ -65,9 +65,11 @@ def arrays(module: nn.Module, dtype: torch.dtype | None = None) -> dict[str, Arr
 
 
 def with_tensors(module: nn.Module, tensors: Tensors, dtype: torch.dtype) -> nn.Module:
-    """Return a copy of a CPU module with other tensors, in their own memory. dtype: of buffers beside them.
+    """Return a copy of a CPU module with other tensors, in their own memory.
 
-    tensors: writable arrays for all names of the module's state_dict.
+    Args:
+        tensors: Writable arrays for all names of the module's state_dict.
+        dtype: Of floating-point buffers outside the state_dict.
     """
     cast: dict[int, Any] = {
         id(buffer): buffer.to(dtype, copy=True) if buffer.is_floating_point() else buffer.clone()
@@ -312,8 +314,10 @@ class Optimizer:
 def take_step(parameter: Tensor, gradient: Tensor, kept: dict[str, Tensor], rate: float, params: Training) -> None:
     """Move a parameter along its gradient, by the optimizer, momentum and weight decay of `params`.
 
-    gradient: of the parameter's shape, dtype and device; not written to. kept: the optimizer's state of this parameter,
-    under the names of `torch.optim`; empty before the first step, and written to.
+    Args:
+        gradient: Of the parameter's shape, dtype and device; not written to.
+        kept: The optimizer's state of this parameter, under the names of `torch.optim`; empty before the first step,
+            and written to.
     """
     if params.weight_decay:
         gradient = gradient.add(parameter, alpha=params.weight_decay)

@@ -37,10 +37,10 @@ class Sums:
 
     @classmethod
     def of(cls, contributor: Contributor, asked: Query) -> Self:
-        """Return the same, with the cohort added to the silo's record of the query; check it against this record.
+        """Return the same, with the cohort added to the silo's record of the query.
 
-        The size of noise follows from the cohort. So the silo refuses another cohort's sum of a take that it has helped
-        to open: it would be the same lot under other noise.
+        The size of noise follows from the cohort. So the silo's record refuses another cohort's sum of a take that it
+        has helped to open. It would be the same lot under other noise.
         """
         members = contributor.members
         own = hashlib.sha256(encode_purpose("cohort of noise", *members)).digest() if members else b""
@@ -63,8 +63,12 @@ class SiloNoise:
         settings: A digest of all settings of uploads, to which lots and noise are bound.
         groups: The rows of each group, if the unit is a group; lots are then of groups.
 
-    lot: the expected lot, L_k. rate: q_k, the chance of a row, or a group, to be in it. releases: the silo's uploads.
-    run: of the last one. removable: the removable parts of the last noise.
+    Attributes:
+        lot: The expected lot, L_k.
+        rate: q_k, the chance of a row, or a group, to be in it.
+        releases: The silo's uploads.
+        run: Of the last upload.
+        removable: The removable parts of the last noise.
     """
 
     def __init__(
@@ -94,8 +98,8 @@ class SiloNoise:
     def lot_of(self, *purpose: int | str | bytes) -> tuple[NDArray[np.int64], list[int]]:
         """Return the indices of the rows in the lot, and the number of rows of each contribution to the sum, in order.
 
-        A contribution is a row, or a group: the mean of at most `group_rows` of its rows, also drawn in secret. A
-        group's draw depends on no other group.
+        A contribution is a row or a group. That of a group is the mean of at most `group_rows` of its rows, also drawn
+        in secret. A group's draw depends on no other group.
         """
         drawn = self._lots.draw(self.root, *purpose)
         if not self._groups:
@@ -105,10 +109,15 @@ class SiloNoise:
         return np.concatenate([drawn[:0], *parts]), list(map(len, parts))
 
     def uploading(self, now: Stamp, *of: int | str | bytes, sums: Sums | None = None) -> None:
-        """Count an upload before it is sent. of: see `moretta.protocols.common.releases.Releases.add`.
+        """Count an upload before it is sent.
 
-        Raises `moretta.errors.ParameterError` if its sum would exceed the bound of epsilon. The silo's own count
-        decides, not the server's; an upload may be sent again.
+        The silo's own count decides, not the server's; an upload may be sent again.
+
+        Args:
+            of: As for `moretta.protocols.common.releases.Releases.add`.
+
+        Raises:
+            ParameterError: The upload's sum would exceed the bound of epsilon.
         """
         of = (*of, *(() if sums is None else sums.bound))
         accountant = None if self.privacy.most is None else Accountant(self.privacy, self.rate)
@@ -136,9 +145,14 @@ class SiloNoise:
     ) -> dict[str, NDArray[np.float64]]:
         """Return a whole update, clipped to C over all its tensors, with the silo's share of the noise.
 
-        Entries that are not finite count as 0. of: what the update follows from. The noise is bound to the update too:
-        a repeated take may step differently, as on a GPU, and two uploads under one noise would show the difference.
-        Raises as `uploading` and `noised`.
+        Entries that are not finite count as 0. The noise is bound to the update too: a repeated take may step
+        differently, as on a GPU, and two uploads under one noise would show the difference.
+
+        Args:
+            of: All that the update follows from.
+
+        Raises:
+            ParameterError: As `uploading` and `noised`.
         """
         clipped = {name: np.array(value, np.float64) for name, value in update.items()}
         with np.errstate(over="ignore"):  # an infinite norm leaves nothing of the update
@@ -160,8 +174,12 @@ class SiloNoise:
     ) -> dict[str, NDArray[np.float64]]:
         """Return the upload for clipped sums over the lot: (sum + noise) / lot, by name.
 
-        encoding: how the sum over silos will be rounded. sums: the upload's sum; None sizes noise for all silos of a
-        round without losses. Raises as `Lattice.check`.
+        Args:
+            encoding: How the sum over silos will be rounded.
+            sums: The upload's sum; None sizes noise for all silos of a round without losses.
+
+        Raises:
+            ParameterError, PeerError: As `Lattice.check`.
         """
         lattice = Lattice.of(self.privacy, sum(total.size for total in totals.values()))
         most, shapes = lattice.check(encoding, self.lot), {name: total.shape for name, total in totals.items()}

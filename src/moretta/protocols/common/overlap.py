@@ -43,7 +43,8 @@ _KIND = f"S{DIGEST_BYTES}"
 class AskApart(Message):
     """Report whether you train on a row whose subject is among my test rows'.
 
-    key: 32 bytes. ids, groups: uint8[distinct values, 16], the sorted first bytes of each value's HMAC-SHA256.
+    Args:
+        ids, groups: uint8[distinct values, 16], the sorted first bytes of each value's HMAC-SHA256.
     """
 
     key: Annotated[bytes, length(KEY_BYTES)]

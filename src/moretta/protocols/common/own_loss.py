@@ -97,10 +97,16 @@ def check(
     differentiable: bool,
     targets: Array | None = None,
 ) -> None:
-    """Try a loss on made-up outputs. Raises `moretta.errors.ParameterError` if it cannot be trained on.
+    """Try a loss on made-up outputs.
 
-    targets: some of a silo's own; None makes some up. outputs: of the model. loss: the built-in one, which encodes
-    targets. dtype: torch's, of the run. differentiable: whether silos need its gradient.
+    Args:
+        loss: The built-in one, which encodes targets.
+        dtype: torch's, of the run.
+        differentiable: Whether silos need its gradient.
+        targets: Some of a silo's own; None makes some up.
+
+    Raises:
+        ParameterError: The loss cannot be trained on.
     """
     import torch
 

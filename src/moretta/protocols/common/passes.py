@@ -37,8 +37,10 @@ SAME = 1e-4  # relative, between gradients with and without recomputing: roundin
 class Passes:
     """How the rows of a batch pass through a model.
 
-    rows: at a time; None for all. recomputes: whether blocks are recomputed. autocast: whether operations are in
-    bfloat16.
+    Args:
+        rows: At a time; None for all.
+        recomputes: Whether blocks are recomputed.
+        autocast: Whether operations are in bfloat16.
     """
 
     rows: int | None = None
@@ -93,9 +95,14 @@ WHOLE = Passes()
 
 
 def refuse_mixing(model: nn.Module, because: str, *, frozen: bool = False) -> None:
-    """Raise `moretta.errors.ParameterError`, naming the layer, for one that mixes the rows of a batch.
+    """Refuse a model with a layer that mixes the rows of a batch.
 
-    frozen: whether one that stays in evaluation mode counts too.
+    Args:
+        because: The reason, for the message.
+        frozen: Whether a layer that stays in evaluation mode counts too.
+
+    Raises:
+        ParameterError: The model has such a layer, or one that keeps running statistics; the message names it.
     """
     for name, layer in model.named_modules():
         if not isinstance(layer, _BatchNorm | _InstanceNorm) or not (frozen or copy.copy(layer).train().training):
@@ -111,7 +118,10 @@ def refuse_mixing(model: nn.Module, because: str, *, frozen: bool = False) -> No
 def blocks_of(model: nn.Module, left_out: str | None = None) -> list[nn.Module]:
     """Return the blocks of a model: members of containers that have layers of their own, outermost first.
 
-    A block with more than `LARGEST_BLOCK` of the model is split into smaller ones. left_out: a layer to leave out.
+    A block with more than `LARGEST_BLOCK` of the model is split into smaller ones.
+
+    Args:
+        left_out: The name of a layer; blocks that contain it are split too.
     """
     whole = sum(tensor.numel() for tensor in model.parameters())
     left = None if left_out is None else model.get_submodule(left_out)

@@ -37,7 +37,8 @@ R = TypeVar("R")
 class Releases:
     """Counts releases; a repeated one is counted once.
 
-    write: called with a line of text for each, returns once it is on disk; set by the owner of the files.
+    Attributes:
+        write: Called with a line of text for each, returns once it is on disk; set by the owner of the files.
     """
 
     def __init__(self) -> None:

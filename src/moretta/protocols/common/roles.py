@@ -32,12 +32,16 @@ from moretta.secure_aggregation.schemes import aggregator
 class Roles:
     """The roles of one run.
 
-    `preparation`: returns the preparation of inputs, once agreed. `scheme`: of the secure sums. `least`: the fewest
-    silos of a round. `models`: the current models: the common one under the empty name, or each silo's own under its
-    name. `displacement`: D of confined models, as a model of its own. `scores`: the scores that local participants have
-    read, if the server does not read them. `warnings`: sentences for the user about participation. `accountant`: if
-    silos add noise. `counted`: counts of a look before training at all silos. `gather`, `spread`: bring local clients
-    to the states of those in other processes, and back.
+    Args:
+        preparation: Returns the preparation of inputs, once agreed.
+        least: The fewest silos of a round.
+        models: Returns the common model under the empty name, or each silo's own under its name.
+        displacement: Returns D of confined models, as a model of its own.
+        warnings: Sentences for the user about participation.
+        scores: Returns the scores that local participants have read, if the server does not read them.
+        accountant: If silos add noise.
+        counted: Returns counts of a look before training at all silos.
+        gather, spread: Bring local clients to the states of those in other processes, and back.
     """
 
     server: Server
@@ -58,10 +62,12 @@ class Roles:
 
 @dataclass(frozen=True)
 class Left:
-    """What a silo's role leaves at its site alone.
+    """All that a silo's role leaves at its site alone.
 
-    privacy: by its own count of releases, if it added noise. model: its own, which no other party has. scores: on all
-    held-out rows, if it has read them.
+    Args:
+        privacy: By its own count of releases, if it added noise.
+        model: Its own, which no other party has.
+        scores: On all held-out rows, if it has read them.
     """
 
     privacy: Mapping[str, float | str] = field(default_factory=dict)
@@ -110,10 +116,14 @@ def enrolment_of(
     labelled: bool = True,
     sends_model: bool = False,
 ) -> Enrolment:
-    """Return the server's half of the enrolment of some silos. columns, batch_size: see `Enrolment`.
+    """Return the server's half of the enrolment of some silos.
 
-    members: None for all silos. batch_size: None is the setting's. ask_scales: also ask for mean and deviation of all
-    inputs together and of the targets. labelled: whether these silos have the targets. sends_model: as of `Enrolment`.
+    Args:
+        members: None for all silos.
+        columns, sends_model: As of `Enrolment`.
+        batch_size: 0 for all of a silo's rows; None is the setting's.
+        ask_scales: Also ask for mean and deviation of all inputs together and of the targets.
+        labelled: Whether these silos have the targets.
     """
     rules = setting.rules(scheme, members)
     if scheme == "pairwise":

@@ -104,10 +104,14 @@ def _means(figures: Sequence[str]) -> list[str]:
 class HeldOut:
     """A silo's held-out rows, and its uploads of scores on them.
 
-    `x`: the inputs, [rows, ...]; `y`: the targets encoded for the loss (`moretta.protocols.common.targets.encode`).
-    `loss`: its name; it is plain, without label smoothing and class weights. `figures`: as of `figures_of`. `after`:
-    the run's last round. `answers`: the answers that the silo gives once. `validates`: whether they are validation
-    rows, which score each round's model but the last one's.
+    Args:
+        x: The inputs, [rows, ...].
+        y: The targets encoded for the loss (`moretta.protocols.common.targets.encode`).
+        loss: Its name; it is plain, without label smoothing and class weights.
+        figures: As of `figures_of`.
+        after: The run's last round.
+        answers: The answers that the silo gives once.
+        validates: Whether they are validation rows, which score a round's new model; others score after the last round.
     """
 
     x: NDArray[np.generic]
@@ -127,12 +131,18 @@ class HeldOut:
         blind: bytes | None = None,
         model: bytes = b"",
     ) -> Message:
-        """Return the upload that answers. outputs: of the model on x, [rows, outputs]. blind: as the contributor's.
+        """Return the upload that answers.
 
-        agreed: digests that the set-up agreed on. model: a digest of the silo's own model, if that is scored. Raises
-        `moretta.errors.PeerError` in another round than the one after the last, or for validation rows after it, and
-        for another model than the first; `moretta.errors.RowsError` for scores that cannot be summed, those of a
-        diverged model.
+        Args:
+            outputs: Of the model on x, [rows, outputs].
+            agreed: Digests that the set-up agreed on.
+            blind: As the contributor's.
+            model: A digest of the silo's own model, if that is scored.
+
+        Raises:
+            PeerError: The round is not the one after the last, or for validation rows not one of the run. Or the model
+                is another than the first, or the run has no tables of classes.
+            RowsError: The scores cannot be summed, as those of a diverged model.
         """
         number = ask.stamp.round
         if not self.validates and number != self.after + 1:
@@ -190,8 +200,10 @@ class HeldOut:
 def asked_of(ask: Question, agreed: Sequence[bytes]) -> Query:
     """Return the query of a score; for validation rows each round's, all over one set of silos in a run.
 
-    Tables share the score's, because rows and hits of both would otherwise separate silos. agreed: digests that the
-    set-up agreed on.
+    Tables share the score's, because rows and hits of both would otherwise separate silos.
+
+    Args:
+        agreed: Digests that the set-up agreed on.
     """
     if isinstance(ask, Validate):
         return query_of(ask, *agreed, once=f"validation/{ask.stamp.round}", whole=True, beside="validation")
@@ -225,8 +237,12 @@ def score(
 ) -> Exchange[tuple[Mapping[str, float], Sequence[str]] | Aborted]:
     """Return the score on the held-out rows of a model, or of each silo's own, and its silos.
 
-    The score is rows, and the figures' means. agreed: digests that the set-up agreed on. validates: on validation rows,
-    of all silos or none.
+    The score is rows, and the figures' means.
+
+    Args:
+        parameters: Of the model; empty for each silo's own.
+        agreed: Digests that the set-up agreed on.
+        validates: On validation rows, of all silos or not at all.
     """
     ask, request = ask_for(aggregator, now, parameters, figures, validates=validates)
     total = yield from aggregator.sum(ask, request, asked_of(ask, agreed).digest, whole=validates)
@@ -238,7 +254,11 @@ def tables(
 ) -> Exchange[Mapping[str, Array] | Aborted]:
     """Return the tables of a model on the held-out rows, as `read_tables` does; aborts if a silo is missing.
 
-    rows: those of the score. Raises `moretta.errors.PeerError` if the tables have more or fewer.
+    Args:
+        rows: Those of the score.
+
+    Raises:
+        PeerError: The tables have more or fewer rows, or are impossible.
     """
     sizes, half = {_tensor(CONFUSION): classes**2, _tensor(RELIABILITY): 3 * targets.BINS}, float(statistics.HALF)
     shapes = {name: (statistics.LIMBS, size) for name, size in sizes.items()}

@@ -56,8 +56,13 @@ class PreparedRows(NamedTuple):
 def prepared_rows(spec: Specification, silos: Sequence[Silo], rules: ColumnRules | None = None) -> PreparedRows:
     """Check local and remote silos of a run against its settings; return the preparation of rows.
 
-    A site without PyTorch calls this too, so it needs no model. rules: how columns are prepared; None for the table's
-    or the settings'. Raises `moretta.errors.ParameterError` for settings, rows and roster that do not fit each other.
+    A site without PyTorch calls this too, so it needs no model.
+
+    Args:
+        rules: How columns are prepared; None for the table's or the settings'.
+
+    Raises:
+        ParameterError: Settings, rows and roster do not fit each other.
     """
     data, secure = spec.data, spec.secure_aggregation
     if data.silos_validate:
@@ -180,8 +185,11 @@ class Setting:
     ) -> Statistics:
         """Return the closed list of silos' statistics, in the order of `enrolment.Enrolment`'s asks.
 
-        rules: how columns are prepared. batch_size: 0 for all of a silo's rows. scales: also the scales of all inputs
-        together and of the targets. labelled: whether these silos have the targets.
+        Args:
+            rules: How columns are prepared.
+            batch_size: 0 for all of a silo's rows.
+            scales: Also the scales of all inputs together and of the targets.
+            labelled: Whether these silos have the targets.
         """
         layout, classes, targets = self.layout, self.classes, self.scaled_targets if labelled else 0
         listed: list[Entry] = [] if batch_size else [("rows", 1, 0, ())]
@@ -268,9 +276,11 @@ class Setting:
         return blank(self.silo_model())
 
     def rules(self, scheme: str, members: Sequence[str] | None = None) -> Rules:
-        """Return the rules that all roles of a sum share. scheme: "none" for a pool of all rows, under all settings.
+        """Return the rules that all roles of a sum share.
 
-        members: the silos of the sum, None for all.
+        Args:
+            scheme: "none" for a pool of all rows, under all settings.
+            members: The silos of the sum, None for all.
         """
         playing = self.playing if members is None else Participation(tuple(members), len(members), self.spec.run.seed)
         least = self.secure_aggregation.least if scheme == self.secure_aggregation.scheme else 1
@@ -283,7 +293,12 @@ class Setting:
 
         It is equal on every engine and in every session of a run: it omits the number of rounds, paths of files, and
         the user's own code, which noise excludes. It includes the layout, which decides how a model reads a packed row.
-        schema: the digest of the model's tensors.
+
+        Args:
+            schema: The digest of the model's tensors.
+
+        Returns:
+            32 bytes; empty without noise.
         """
         protocol, secure = self.spec.protocol, self.secure_aggregation
         if protocol.privacy is None:
@@ -358,7 +373,8 @@ class Setting:
     def noise(self, scheme: str) -> Privacy | None:
         """Return the settings of noise on uploads under this scheme; None without noise.
 
-        Raises `moretta.errors.ParameterError` for more colluding silos than a sum, or its threshold, allows.
+        Raises:
+            ParameterError: More silos collude than a sum, or its threshold, allows.
         """
         privacy = self.spec.protocol.privacy
         if privacy is None or scheme == "none":

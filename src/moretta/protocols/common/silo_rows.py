@@ -31,8 +31,10 @@ from moretta.secure_aggregation.sums import message_digest
 class Begin(Message):
     """The silo's training: the model's digest, the columns' meaning, and their preparation (each, or all alike).
 
-    schema: of the model's tensors. table: the digest of the table's schema, empty without one. fill, mean, deviation:
-    float64[columns], or float64[1] for all columns together.
+    Args:
+        schema: The digest of the model's tensors.
+        table: The digest of the table's schema, empty without one.
+        fill, mean, deviation: float64[columns], or float64[1] for all columns together.
     """
 
     schema: str
@@ -94,11 +96,15 @@ def schema_of(messages: Sequence[type[Message]]) -> Sequence[type[Message]]:
 class TrainingRows:
     """A silo's rows, its batches and its half of the enrolment.
 
-    `x`: the inputs, [rows, ...]; `y`: the targets encoded for the loss (`moretta.protocols.common.targets.encode`),
-    [rows, outputs] or int64[rows]. `schema`: the digest of the silo's model. `held_out`: rows that it does not train
-    on. `validation`: other such rows, which score models during the run. `table`: the digest of its table's schema, if
-    any. `subjects`: of the rows. `statistics`: the closed list. `answers`: the answers that the silo gives once.
-    `prepared`: the preparation. `agreed`: digests that the set-up agreed on.
+    Args:
+        x: The inputs, [rows, ...].
+        y: The targets encoded for the loss (`moretta.protocols.common.targets.encode`), [rows, outputs] or int64[rows].
+        schema: The digest of the silo's model.
+        held_out: Rows that it does not train on.
+        table: The digest of its table's schema, if any.
+        answers: The answers that the silo gives once.
+        validation: Other rows that it does not train on; they score models during the run.
+        agreed: Digests that the set-up agreed on.
     """
 
     x: NDArray[np.generic]
@@ -168,7 +174,11 @@ class TrainingRows:
     def prepare(self, begin: Begin, statistics: Statistics, *, inputs: bool = True) -> None:
         """Set the preparation of inputs, and of targets if the statistics list their scale.
 
-        inputs: false for a group that shares targets alone. Raises `moretta.errors.PeerError` for other targets.
+        Args:
+            inputs: False for a group that shares targets alone.
+
+        Raises:
+            PeerError: The message scales another number of targets.
         """
         preparation = begin.preparation
         if len(preparation.target_mean) != statistics.targets:

@@ -116,9 +116,11 @@ class SiloSetup:
     def contributor(
         self, insecure: SecretRoot | None, rules: Rules | None = None, run: str | None = None
     ) -> Contributor:
-        """Return its half of the secure sum. rules, run: of a sum of some silos, instead of all silos'.
+        """Return its half of the secure sum.
 
-        insecure: for tests, the root of its keys; None draws them from the operating system.
+        Args:
+            insecure: For tests, the root of its keys; None draws them from the operating system.
+            rules, run: Of a sum of some silos, instead of all silos'.
         """
         return contributor(
             self.scheme,

@@ -47,7 +47,11 @@ class Stacked:
     def load(self, tensors: Tensors) -> tuple[Stack, dict[str, Array]]:
         """Return trained parameters, the same for every silo, and copies of the buffers that silos upload.
 
-        tensors: all parameters and buffers; raises `moretta.errors.ParameterError` if they do not fit.
+        Args:
+            tensors: All parameters and buffers.
+
+        Raises:
+            ParameterError: The tensors do not fit the model.
         """
         modules.load(self._copy, tensors)
         trained = {name: parameter.detach() for name, parameter in modules.trainable(self._copy).items()}
@@ -58,7 +62,9 @@ class Stacked:
     def gradients(self, at: Mapping[str, Tensor], x: Tensor, y: Tensor, *, common: bool) -> tuple[Stack, Tensor]:
         """Return each silo's gradient of its mean loss, and the losses, [silos].
 
-        at: the parameters, [silos, *shape], or [*shape] if they are `common` to all. x, y: [silos, rows, ...].
+        Args:
+            at: The parameters, [silos, *shape], or [*shape] if they are `common` to all.
+            x, y: [silos, rows, ...].
         """
         return _gradients(self._copy, self._loss, at, x, y, common)
 

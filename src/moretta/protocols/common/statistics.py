@@ -109,7 +109,8 @@ def _name(what: str, order: int) -> str:
 def without_noise(names: Collection[str]) -> str:
     """Return the uses of rows beside the uploads that epsilon covers, in words; empty without any.
 
-    names: of answers (`Answers.names`), or those of a list and of the comparison if the run asks for it.
+    Args:
+        names: Of answers (`Answers.names`), or those of a list and of the comparison if the run asks for it.
     """
     words = {
         _name(MAY_LACK, 1): "means and deviations of the input columns, summed without noise",
@@ -137,9 +138,11 @@ def _none() -> NDArray[np.float64]:
 class Counted:
     """Statistics of all silos' training rows together.
 
-    rows: their number. classes: int64[classes], rows of each; for numeric targets one entry, all rows. present:
-    int64[columns], the number of present values; mean, deviation: float64[columns] of these. The last three are empty
-    if inputs have no statistics.
+    Args:
+        rows: Their number.
+        classes: int64[classes], rows of each; for numeric targets one entry, all rows.
+        present: int64[columns], the number of present values; empty if inputs have no statistics.
+        mean, deviation: float64[columns] of the present values; empty likewise.
     """
 
     rows: int
@@ -168,7 +171,8 @@ def restored(state: State) -> Counted | None:
 def class_columns(y: Array, classes: int) -> NDArray[np.float64]:
     """Return zeros and ones, [rows, classes], 1 for a row's class; with one class all are 1.
 
-    y: targets encoded for a loss: int64[rows], one-hot rows, or 0 and 1, [rows, 1].
+    Args:
+        y: Targets encoded for a loss: int64[rows], one-hot rows, or 0 and 1, [rows, 1].
     """
     if classes == 1:
         return np.ones((len(y), 1))

@@ -16,10 +16,15 @@ from moretta.errors import ParameterError, RowsError
 def encode(y: NDArray[np.generic], outputs: int, loss: str, silo: str, dtype: DTypeLike) -> Array:
     """Return a silo's targets encoded for the loss.
 
-    y: whole numbers are classes: one-hot under "mse" with several outputs, 0/1 with one output, int64[rows] under
-    "cross-entropy". Floats are targets [rows] or [rows, outputs], one-hot or probability rows under "cross-entropy".
-    Masks, [rows, positions, 2] (`moretta.data.rows.as_positions`), become [rows, positions, classes]: a position's
-    weight at its class, 0 at others. Raises `moretta.errors.ParameterError` if they do not fit the loss or the outputs.
+    Args:
+        y: Whole numbers are classes: one-hot under "mse" with several outputs, 0/1 with one output, int64[rows] under
+            "cross-entropy". Floats are targets [rows] or [rows, outputs], one-hot or probability rows under
+            "cross-entropy". Masks, [rows, positions, 2] (`moretta.data.rows.as_positions`), become [rows, positions,
+            classes]: a position's weight at its class, 0 at others.
+
+    Raises:
+        RowsError: Targets do not fit the loss or the outputs.
+        ParameterError: The model has one output for classes under "cross-entropy".
     """
     fits = _classes if y.dtype.kind in "iub" else _positions if y.ndim == 3 else _floats
     return fits(y, outputs, loss, silo, dtype)
@@ -93,9 +98,11 @@ def predicted(outputs: NDArray[np.floating]) -> NDArray[np.int64]:
 
 
 def classes_of(y: NDArray[np.generic]) -> NDArray[np.int64]:
-    """Return each row's true class, of whole numbers [rows], or the likeliest of soft labels.
+    """Return each row's true class, int64[rows].
 
-    Soft labels are [rows, classes], or [rows] or [rows, 1] with the probability of class 1.
+    Args:
+        y: Whole numbers, [rows]; or soft labels [rows, classes], whose likeliest counts; or the probability of class 1,
+            [rows] or [rows, 1].
     """
     if y.size == len(y):
         flat = y.reshape(len(y))
@@ -106,7 +113,9 @@ def classes_of(y: NDArray[np.generic]) -> NDArray[np.int64]:
 def figures_at_positions(outputs: Array, targets: Array) -> dict[str, float]:
     """Return the figures of `overlaps` of predicted masks, over all positions that count.
 
-    outputs: [rows, positions * classes]. targets: [rows, positions, classes], as of `encode`.
+    Args:
+        outputs: [rows, positions * classes].
+        targets: [rows, positions, classes], as of `encode`.
     """
     figures = overlaps(counts_at_positions(outputs, targets).sum(axis=0))
     return {name: float(value) for name, value in figures.items() if not np.isnan(value)}
@@ -170,8 +179,12 @@ def reliability(
 ) -> NDArray[np.float64]:
     """Return a reliability table, float64[3, bins]: a bin's rows, the sum of their probabilities, its correct rows.
 
-    The 10 equal bins are of the likeliest class's probability. chances: [rows, classes]. digits: that probability is
-    rounded to; None leaves it.
+    The 10 equal bins are of the likeliest class's probability.
+
+    Args:
+        chances: [rows, classes].
+        classes: The true ones, int64[rows].
+        digits: Decimals to which that probability is rounded; None leaves it.
     """
     sure, right = chances.max(axis=1), chances.argmax(axis=1) == classes
     sure = sure if digits is None else np.round(sure, digits)
@@ -183,8 +196,11 @@ def reliability(
 class RowLosses:
     """`moretta.protocols.common.losses.Loss` row by row, with the same name, smoothing and class_weights.
 
-    The mean loss of a batch is the sum of these over the sum of `weights`. own: replaces all this, a function of one
-    model's outputs, [rows, outputs], and targets (`moretta.protocols.common.own_loss.of_arrays`).
+    The mean loss of a batch is the sum of these over the sum of `weights`.
+
+    Args:
+        own: Replaces all this, a function of one model's outputs, [rows, outputs], and targets
+            (`moretta.protocols.common.own_loss.of_arrays`).
     """
 
     name: str
