@@ -39,7 +39,8 @@ class CatchingUp:
     def locate(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
         """Ask all how many rounds' sums they have stepped by; those behind get D from the others.
 
-        Raises `moretta.errors.RunFailed` if all that have stepped by a group's last sum are missing.
+        Raises:
+            RunFailed: All that have stepped by a group's last sum are missing.
         """
         replies = yield from self._whereabouts(now, cohort)
         if replies.missing:

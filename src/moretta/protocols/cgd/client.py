@@ -60,9 +60,11 @@ ON_ROWS = (messages.DescribeRows, AskMoments, Begin, Forward, Join, Contribute) 
 class GridPosition:
     """A participant's public place in the grid.
 
-    `me`: its name. `row`: the holders of columns of the same rows, itself included. `head`: the one with the labels;
-    None if each participant has its own model. `columns`: the indices of its columns, empty for all. `groups`: the
-    groups of its layers by name, also those with no other member.
+    Args:
+        row: The holders of columns of the same rows, itself included.
+        head: The participant with the labels; None if each participant has its own model.
+        columns: The indices of its columns, empty for all.
+        groups: The groups of its layers by name, also those with no other member.
     """
 
     me: str
@@ -75,9 +77,12 @@ class GridPosition:
 class Client:
     """Answers for one participant (Algorithms 1 and 2).
 
-    `model`: the whole architecture, the same for all. `order`: its rows, in the order of its row of the grid. `root`:
-    of its start. `contributors`, `statistics`: by group. `setup`: its other inputs. `blind`: whether sums are hidden
-    from their relay.
+    Args:
+        model: The whole architecture, the same for all.
+        order: Its rows, in the order of its row of the grid.
+        root: Of its start.
+        contributors, statistics: By group.
+        blind: Whether sums are hidden from their relay.
     """
 
     def __init__(

@@ -73,7 +73,9 @@ def group_of(stamp: Stamp) -> str:
 class Membership:
     """The members of each group, as every participant received them at the start; public.
 
-    grid: its digest. groups: those with a key, and that of all participants, by name. The first member present draws.
+    Args:
+        grid: Its digest.
+        groups: Those with a key, and that of all participants, by name. The first member present draws the key.
     """
 
     grid: bytes
@@ -109,8 +111,9 @@ class GroupKeys:
     def draw(self, stamp: Stamp, members: Sequence[str]) -> dict[str, bytes]:
         """Draw the key of the stamp's group, once a set-up; return it sealed for each other member.
 
-        Raises `moretta.errors.PeerError` for members other than those of the grid's group who agreed on seeds, in
-        order, and if another of them must draw.
+        Raises:
+            PeerError: The members are not those of the grid's group who agreed on seeds, in order, or another of them
+                must draw.
         """
         present = self._present(stamp)
         if tuple(members) != present:
@@ -129,7 +132,8 @@ class GroupKeys:
     def take(self, stamp: Stamp, maker: str, sealed: bytes) -> bool:
         """Open and keep the key of the stamp's group; return whether `maker` sealed it, and no other before.
 
-        Raises `moretta.errors.PeerError` for a maker that must not draw it.
+        Raises:
+            PeerError: The maker must not draw it, or is this participant.
         """
         self._check_maker(stamp, maker, self._present(stamp))
         if maker == self._me:

@@ -21,8 +21,11 @@ from moretta.protocols.common import modules
 class Layers:
     """A network as its first linear layer, [H1, d], and all layers after it.
 
-    weight, bias: the first layer's tensors by PyTorch's names; bias is "" without one. width: H1. columns: d. upper:
-    turns z, [rows, H1], into outputs, with the network's own names of its tensors.
+    Args:
+        weight, bias: The first layer's tensors by PyTorch's names; bias is "" without one.
+        width: H1.
+        columns: d.
+        upper: Turns z, [rows, H1], into outputs, with the network's own names of its tensors.
     """
 
     weight: str
@@ -84,7 +87,10 @@ def summed(start: Tensors, displacement: Mapping[str, Array]) -> dict[str, Array
 class Group:
     """Participants that share layers, and so step by one sum of their gradients.
 
-    members: in order. shapes: of the layers' tensors, by name. tells_loss: whether the sum includes their losses.
+    Args:
+        members: In order.
+        shapes: Of the layers' tensors, by name.
+        tells_loss: Whether the sum includes their losses.
     """
 
     members: tuple[str, ...]
@@ -100,9 +106,13 @@ class Group:
 def groups_of(grid: Grid, shapes: Mapping[str, tuple[int, ...]], first: str, *, joint: bool) -> dict[str, Group]:
     """Return the groups that share layers, by name.
 
-    shapes: of all trained tensors. first: the name of the first layer's weight, [H1, d], whose columns are split;
-    unused if all participants share all layers. joint: the rows' heads share the rest, else all participants do.
     Differs from the paper: a first layer's bias, which Algorithm 2 lacks, belongs to the layers above it.
+
+    Args:
+        shapes: Of all trained tensors.
+        first: The name of the first layer's weight, [H1, d], whose columns are split; unused if all participants share
+            all layers.
+        joint: The rows' heads share the rest, else all participants do.
     """
     everybody = tuple(grid.parts)
     if not grid.is_split:

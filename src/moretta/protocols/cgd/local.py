@@ -40,9 +40,11 @@ class Local:
 def whole_gradient(
     module: nn.Module, weights: Tensors, rows: SiloRows, loss: Loss, drawn: tuple[int, ...], phase: Phase
 ) -> Local:
-    """Return the gradient of a whole model on the batch of a round (Algorithm 1, line 7). drawn: `Stamp.drawn`.
+    """Return the gradient of a whole model on the batch of a round (Algorithm 1, line 7).
 
-    module: in train mode; overwritten with `weights`, and not changed otherwise.
+    Args:
+        module: In train mode; overwritten with `weights`, and not changed otherwise.
+        drawn: `Stamp.drawn`.
     """
     modules.load(module, weights)
     with rows.randomness(*drawn):
@@ -113,9 +115,9 @@ def shared_biases(params: CGD, model: nn.Module) -> list[str]:
 def centers(params: CGD, model: nn.Module, seed: int) -> dict[str, Array]:
     """Return the centres of the starts, by PyTorch's names: all parameters and buffers of the model.
 
-    Shared biases are standard normal numbers, which follow from the public seed of the training. Scale and shift of
-    normalisation layers keep their values, whatever `around` is: near zero they would shut the network.
-    Differs from the paper, whose networks have none.
+    With `around` "zero" trained parameters are 0, and shared biases are standard normal numbers, which follow from the
+    public seed of the training. Scale and shift of normalisation layers keep their values, because near zero they would
+    shut the network. Differs from the paper, whose networks have no such layers.
     """
     values = modules.arrays(model)
     norms = {f"{prefix}." for prefix, module in model.named_modules() if isinstance(module, NORMS)}

@@ -138,9 +138,12 @@ class Contribute(Message):
 
 @message("cgd/descend")
 class Descend(Message):
-    """Step by this sum. tensors, weight: as `moretta.secure_aggregation.sums.Relayed`. silos: in it, sorted.
+    """Step by this sum.
 
-    encoding: that of the uploads, whose stamp is this one.
+    Args:
+        tensors, weight: As in `moretta.secure_aggregation.sums.Relayed`.
+        silos: The silos in it, sorted.
+        encoding: That of the uploads, whose stamp is this one.
     """
 
     tensors: Tensors

@@ -85,8 +85,10 @@ class CGD(Training):
     def rate(self, number: int, rounds: int) -> float:
         """Return alpha_k of round `number`, from 1 to `rounds`.
 
-        Differs from the paper: as printed (Theorem 1), alpha / (k + mu T)^2 is alpha / k^2 at mu = 0, where section 7
-        has a fixed rate. Here the first decaying step is alpha, whatever mu.
+        Differs from the paper: as printed, alpha / (k + mu T)^2 is alpha / k^2 at mu = 0, where section 7 has a fixed
+        rate. Here the first decaying step is alpha, whatever mu.
+
+        Source: `cgd.txt`, Theorem 1.
         """
         step, left = number - self.decay_from, rounds - self.decay_from
         if self.schedule == "constant" or step < 1:

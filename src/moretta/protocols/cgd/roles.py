@@ -238,8 +238,11 @@ class WholeModels:
     A row of a joint grid has one model, whose first layer's parts never leave their holders in a real federation. They
     are joined for measurement, and the run folder states that it was a simulation.
 
-    `names`: of the architecture's tensors. `layers`: of a network with split columns; None without. `joint`: whether a
-    row of the grid has one model. `alone`: the preparation of columns that only one participant has, by its name.
+    Args:
+        names: Of the architecture's tensors.
+        layers: Of a network with split columns; None without.
+        joint: Whether a row of the grid has one model.
+        alone: The preparation of columns that only one participant has, by its name.
     """
 
     grid: Grid

@@ -31,9 +31,11 @@ _ROOT = "alignment/root"
 class RowOrder:
     """The rows of one participant.
 
-    `me`: its name. `rows_in`: returns them in an order by row number, None for the present one. `ids`: of all rows.
-    `aligner`: its half of the alignment; None if rows are in order already. `group`: of its row of the grid, among
-    those with a key (`group_keys.row_group`).
+    Args:
+        rows_in: Returns them in an order by row number, None for the present order.
+        ids: Of all rows.
+        aligner: Its half of the alignment; None if rows are in order already.
+        group: Of its row of the grid, among those with a key (`group_keys.row_group`).
     """
 
     def __init__(

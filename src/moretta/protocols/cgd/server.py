@@ -52,9 +52,11 @@ IN_VAIN = 2  # successive rounds without a step after which the run fails
 class Server:
     """Conducts Algorithms 1 and 2 over groups of participants.
 
-    `groups`: participants that share layers. `enrolments`: the secure sum of each group of two or more, and its
-    agreement. `joint`: whether the participants of a row of the grid run one model together. `blind`: whether sums are
-    hidden from this role.
+    Args:
+        groups: Participants that share layers.
+        enrolments: The secure sum of each group of two or more, and its agreement.
+        joint: Whether the participants of a row of the grid run one model together.
+        blind: Whether sums are hidden from this role.
     """
 
     def __init__(

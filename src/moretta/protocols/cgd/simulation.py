@@ -64,9 +64,12 @@ _Block = tuple[Tensor, Tensor, Mapping[str, Tensor], float]
 class Simulation:
     """Runs all roles of `CGD` on a grid at once. One drawn root, or the tests' seed, determines all roots.
 
-    x, y: all rows, one row of the grid after the other, [n, d] and encoded for the loss. counts: the number of rows of
-    each row of the grid, by its name. Raises `moretta.errors.ParameterError` for a model that is no N-layer network
-    (`Layers.of`).
+    Args:
+        x, y: All rows, one row of the grid after the other, [n, d] and encoded for the loss.
+        counts: The number of rows of each row of the grid, by its name.
+
+    Raises:
+        ParameterError: The model is no N-layer network (`Layers.of`), or has dropout.
     """
 
     def __init__(

@@ -53,11 +53,17 @@ Batches = Sequence[NDArray[np.int64]]
 class Client:
     """Answers `TrainOn` with the gradient of its batch, or under `Epochs` with the difference of its epochs.
 
-    `model`: never written to; the silo copies it when it first trains alone. `stacked`: the same model, one object for
-    all silos that may be stepped together. `rounds`: of the whole run. `private`: computes the gradient, or clips the
-    update, under differential privacy; the constructor then raises `moretta.errors.ParameterError` for a model with
-    buffers, or without a gradient of each row. `half_done`: saves unfinished epochs; the silo then steps alone. `fit`:
-    trains instead of its epochs (`moretta.protocols.fedsgd.own_loop`).
+    Args:
+        model: Never written to; the silo copies it when it first trains alone.
+        rounds: Of the whole run.
+        private: Computes the gradient, or clips the update, under differential privacy.
+        stacked: The same model, one object for all silos that may be stepped together.
+        half_done: Saves unfinished epochs; the silo then steps alone.
+        fit: Trains instead of its epochs (`moretta.protocols.fedsgd.own_loop`).
+
+    Raises:
+        ParameterError: Under differential privacy the model lacks a gradient of each row. Or an update under it would
+            include running statistics.
     """
 
     def __init__(

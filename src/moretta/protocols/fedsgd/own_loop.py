@@ -58,9 +58,15 @@ def fitted(
 ) -> tuple[dict[str, Array], int]:
     """Train by the user's own loop; return the upload, ``gradient/<name>``, ``loss``, ``buffer/<name>``, and rows.
 
-    model: has the round's weights; the loop gets a copy, whose weights the model has afterwards. x, y: all rows of the
-    silo. pull: FedProx's mu. The loss is the last model's, over all rows, in evaluation. Raises
-    `moretta.errors.RowsError` if the loop fails or returns what cannot be summed; the sentence stays at the silo.
+    The loss is the last model's, over all rows, in evaluation.
+
+    Args:
+        model: Has the round's weights; the loop gets a copy, whose weights the model has afterwards.
+        x, y: All rows of the silo.
+        pull: FedProx's mu.
+
+    Raises:
+        RowsError: The loop fails, or returns weights that cannot be summed; the sentence stays at the silo.
     """
     before = model.state_dict()  # unchanged until `load`, as the loop gets a copy
     trained, buffers, where = modules.trainable(model), modules.running_buffers(model), f"fit `{named(fit)}`"

@@ -69,11 +69,14 @@ class PrivateGradient:
     ) -> dict[str, Array]:
         """Return x_k by parameter as ``gradient/<name>``, float64.
 
-        encoding: how the sum will be rounded (`moretta.protocols.common.lattice.Lattice.check`). sums: the upload's sum
-        (`moretta.protocols.common.noise.SiloNoise.noised`). model: holds `parameters`, as the server sent them. A
-        repeated take, in another attempt or after a resume, has the same upload, which reveals nothing new. Where the
+        A repeated take, in another attempt or after a resume, has the same upload, which reveals nothing new. Where the
         parameters differ, or anything else behind the gradient, the noise differs too: the same noise on two gradients
         would show their difference.
+
+        Args:
+            model: Holds `parameters`, as the server sent them.
+            encoding: How the sum will be rounded (`moretta.protocols.common.lattice.Lattice.check`).
+            sums: The upload's sum (`moretta.protocols.common.noise.SiloNoise.noised`).
         """
         purpose = self.purpose(parameters, now)
         self.noise.uploading(now, purpose[-1], sums=sums)
@@ -91,8 +94,11 @@ class PrivateGradient:
     ) -> dict[str, NDArray[np.float64]]:
         """Return sum_i g_i / max(1, |g_i| / C), by parameter; g_i is the mean over the rows of contribution i.
 
-        rows: of all contributions, concatenated. sizes: the rows of each; () is one row each. At most `MOST_ENTRIES`
-        entries of rows' gradients are in memory at once, or those of one contribution.
+        At most `MOST_ENTRIES` entries of rows' gradients are in memory at once, or those of one contribution.
+
+        Args:
+            rows: Of all contributions, concatenated.
+            sizes: The number of rows of each contribution; () is one row each.
         """
         trained = {name: parameter.detach() for name, parameter in modules.trainable(model).items()}
 
