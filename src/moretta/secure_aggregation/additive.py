@@ -80,7 +80,9 @@ Sealed = Annotated[Tensors, _check_sealed]
 class SealedShares(Message):
     """A silo's shares of its part, by holder: E_i^j as little-endian bytes, sealed, uint8[d b/8 + 16].
 
-    weight: N_i if weights are public, else 0. asked: the digest of the query.
+    Args:
+        weight: N_i if weights are public, else 0.
+        asked: The digest of the query.
     """
 
     shares: Sealed
@@ -97,9 +99,12 @@ class AddShares(Message):
 
 @message("secure-aggregation/added-shares")
 class AddedShares(Message):
-    """E^i, uint32[d] or uint64[d]: the weight, if it is hidden, and the tensors in the order of their names.
+    """The sum of the shares that a silo holds, E^i.
 
-    unopened: the makers of shares that could not be opened, sorted; words is then empty.
+    Args:
+        words: uint32[d] or uint64[d]: the weight, if it is hidden, and the tensors in the order of their names. Empty
+            if some shares could not be opened.
+        unopened: The makers of those shares, sorted.
     """
 
     words: Annotated[Array, shaped(1, "uint32", "uint64")]

@@ -77,9 +77,14 @@ MESSAGES = (AdvertiseKey, KeyAdvert, PeerKeys, KeysAccepted, *graph.MESSAGES)
 def check_advert(
     roster: Roster | None, setup: Stamp, silo: str, key: bytes, signature: bytes, committed: bytes = b""
 ) -> None:
-    """Raise `moretta.errors.PeerError` unless a silo's key is signed for this set-up, or no roster is in use.
+    """Check that a silo's key is signed for this set-up; without a roster, that it has no signature.
 
-    committed: the silo's commitment to its part of the graph's seed, signed with the key; empty in a complete graph.
+    Args:
+        committed: The silo's commitment to its part of the graph's seed, signed with the key; empty in a complete
+            graph.
+
+    Raises:
+        PeerError: It is not so, or the silo is not in the roster.
     """
     if roster is None:
         if signature:
@@ -177,7 +182,9 @@ class Offer:
     def agree(self, peers: PeerKeys, rules: Rules) -> Agreement:
         """Return the seeds with all neighbours, in the complete graph.
 
-        Raises `moretta.errors.PeerError` for keys of another set-up, and for a cohort that needs a drawn graph.
+        Raises:
+            PeerError: The keys are of another set-up, lack the own key or a valid signature, or are too few; or the
+                cohort needs a drawn graph.
         """
         self._check(peers, rules, {})
         return self._agreement(Cohort.of(peers.keys, rules))
@@ -226,10 +233,12 @@ class Offer:
 
 
 class SetUp:
-    """A silo's half of the set-ups of a run, one after the other. For the arguments see `Offer` and its `agree`.
+    """A silo's half of the set-ups of a run, one after the other.
 
-    run: the only accepted one, after its group's name in CGD; empty for any. agreement: of an earlier role's last
-    set-up.
+    Args:
+        me, rules, origin: As for `Offer` and its `agree`.
+        run: The only accepted run, after its group's name in CGD; empty for any.
+        agreement: Of an earlier role's last set-up.
     """
 
     def __init__(
@@ -255,8 +264,9 @@ class SetUp:
     def answer(self, message: Message) -> Message | None:
         """Answer the messages of the key agreement, None to any other. A new set-up forgets the last one's seeds.
 
-        Raises `moretta.errors.PeerError` as `Stamp.check_run` and `Offer`, `moretta.errors.MisuseError` for peers' keys
-        without a set-up.
+        Raises:
+            PeerError: As `Stamp.check_run` and `Offer`.
+            MisuseError: Peers' keys arrive without a set-up.
         """
         match message:
             case AdvertiseKey(stamp=now) | graph.AdvertiseCommitted(stamp=now):

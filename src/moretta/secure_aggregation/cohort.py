@@ -43,17 +43,19 @@ class Participation:
 class Rules:
     """Settings of secure aggregation that must be the same for all roles of a run, with defaults filled in.
 
-    `degree`, `threshold`, `corrupt_rate`, `dropout_rate`: as of
-    `moretta.secure_aggregation.settings.SecureAggregation`. `min_survivors`: the fewest silos whose sum may be
-    revealed. With masks it is at least 2, as a threshold is a majority.
-    `limit`: the least range of values in an encoding that a silo accepts (`moretta.secure_aggregation.encoding.Range`).
-    `public_weights`: whether a silo's weight is uploaded in the clear.
-    `roster`: the silos' long-lived keys; None trusts any keys that the server relays.
-    `participation`: the silos of a round. Degree and threshold follow from their number, and stay where silos are
-    missing from a cohort: if the threshold shrank too, a server that omits silos could read sums of two. None takes the
-    cohort for all silos.
-    `settings`: the digest of all settings that sites share, so that masks of silos with different ones do not cancel.
-    Empty where one process has the settings of all.
+    Args:
+        degree, threshold, corrupt_rate, dropout_rate: As in `moretta.secure_aggregation.settings.SecureAggregation`.
+        min_survivors: The fewest silos whose sum may be revealed. With masks it is at least 2, as a threshold is a
+            majority.
+        limit: The least range of values in an encoding that a silo accepts
+            (`moretta.secure_aggregation.encoding.Range`).
+        public_weights: Whether a silo's weight is uploaded in the clear.
+        roster: The silos' long-lived keys; None trusts any keys that the server relays.
+        participation: The silos of a round. Degree and threshold follow from their number, and stay where silos are
+            missing from a cohort. If the threshold shrank too, a server that omits silos could read sums of two. None
+            takes the cohort for all silos.
+        settings: The digest of all settings that sites share, so that masks of silos with different ones do not cancel.
+            Empty where one process has the settings of all.
     """
 
     degree: int | None = None
@@ -74,7 +76,7 @@ class Rules:
         graph.plan(silos, self.corrupt_rate, self.dropout_rate, self.degree, self.threshold)
 
     def plan(self, silos: int) -> Plan:
-        """Return the graph's degree and threshold of a cohort. Raises `ParameterError` for an empty one."""
+        """Return a cohort's degree and threshold. Raises ParameterError for one silo, unless a degree is set."""
         least = silos
         silos = self.parties(silos)
         degree = self.degree if self.degree is not None and self.degree < silos - 1 else None
@@ -123,9 +125,13 @@ class Credentials:
 
     @classmethod
     def of(cls, name: str, identity: str, roster: Roster | None) -> Credentials | None:
-        """Return those of a silo with an identity, under a roster. identity: its folder; empty for none.
+        """Return those of a silo with an identity, under a roster; None without one of them.
 
-        Raises `moretta.errors.ParameterError` for an identity that cannot be read, or differs from the roster's.
+        Args:
+            identity: Its folder; empty for no identity.
+
+        Raises:
+            ParameterError: The identity cannot be read, or differs from the roster's.
         """
         if roster is None or not identity:
             return None
@@ -138,10 +144,12 @@ class Credentials:
 class Origin:
     """The source of a silo's secrets.
 
-    `credentials`: None trusts the keys that the server relays. `insecure`: a root from which key pairs, self-masks and
-    shares follow, for tests; None draws them from the operating system. A role that is another process for each message
-    has one too, drawn from the operating system for each set-up and each upload, and kept in memory alone. `session`:
-    how often the run was resumed, so that no key is used twice.
+    Args:
+        credentials: None trusts the keys that the server relays.
+        insecure: A root from which key pairs, self-masks and shares follow, for tests; None draws them from the
+            operating system. A role that is another process for each message has one too, drawn from the operating
+            system for each set-up and each upload, and kept in memory alone.
+        session: How often the run was resumed, so that no key is used twice.
     """
 
     credentials: Credentials | None = None
@@ -167,8 +175,13 @@ class Cohort:
     def of(cls, keys: Mapping[str, bytes], rules: Rules, seed_parts: Mapping[str, bytes] = NONE) -> Cohort:
         """Return the cohort of these keys.
 
-        seed_parts: by silo, the parts of the graph's seed (`moretta.secure_aggregation.graph`); empty for the complete
-        graph. Raises `moretta.errors.MisuseError` for parts of other silos than the graph's.
+        Args:
+            seed_parts: By silo, the parts of the graph's seed (`moretta.secure_aggregation.graph`); empty for the
+                complete graph.
+
+        Raises:
+            PeerError: The silos are fewer than the threshold of a round.
+            MisuseError: The parts are of other silos than the graph's.
         """
         plan, names = rules.plan(len(keys)), tuple(sorted(keys))
         if len(names) < plan.threshold and rules.participation is not None:

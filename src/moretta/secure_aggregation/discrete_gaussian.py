@@ -57,9 +57,12 @@ TAIL = math.sqrt(2 * math.log(2) * BITS)  # in deviations; values beyond are les
 class DiscreteGaussian:
     """The distribution N_Z(deviation^2), ready for draws. Made by `discrete_gaussian`.
 
-    `levels`: the number of summed draws. `words`: the first 31 bits of P(|X| <= n), uint32. `exact`: all of its 256
-    bits. `guide`: by the first 16 bits of a uniform number, the number of words below all with these first bits.
-    `crowded`: whether more than one word begins so, at that distance.
+    Args:
+        levels: The number of summed draws.
+        words: The first 31 bits of P(|X| <= n), uint32.
+        exact: All of its 256 bits.
+        guide: By the first 16 bits of a uniform number, the number of words below all with these first bits.
+        crowded: Whether more than one word begins so, at that distance.
     """
 
     deviation: float
@@ -98,7 +101,10 @@ class DiscreteGaussian:
 
 @lru_cache(maxsize=64)
 def discrete_gaussian(deviation: float) -> DiscreteGaussian:
-    """Return N_Z(deviation^2). Raises `moretta.errors.ParameterError` for one below 4 or above 1e12.
+    """Return N_Z(deviation^2).
+
+    Raises:
+        ParameterError: The deviation is below 4 or above 1e12.
 
     >>> noise = discrete_gaussian(1000.0)
     >>> bool(abs(noise.draw(Keystream(bytes(32)), 10_000).std() / 1000 - 1) < 0.03)

@@ -126,9 +126,15 @@ class Ring:
     ) -> Words:
         """Return round(2^f N_k x) mod 2^b, uint<bits> of the same shape.
 
-        values: real numbers, converted to float64; 1 <= weight = N_k <= most_weight. words: the contiguous array for
-        the result; None makes a new one. Raises `moretta.errors.RangeError`, before anything is masked or sent, for a
-        value that is not finite or not within `largest`; `moretta.errors.PeerError` for fraction bits of no limit.
+        Args:
+            values: Real numbers, converted to float64.
+            weight: N_k, from 1 to `most_weight`.
+            fraction_bits: f.
+            words: The contiguous array for the result; None makes a new one.
+
+        Raises:
+            RangeError: A value is not finite or not within `largest`; nothing is masked or sent yet.
+            PeerError: No limit leads to the fraction bits.
         """
         check_fraction_bits(name, fraction_bits, weight)
         most = _most(self, fraction_bits, most_weight, parties)
@@ -199,9 +205,12 @@ def plan(ring: Ring, parties: int, shapes: Shapes, limits: Mapping[str, float], 
 class Range:
     """A silo's demands on encodings before it reads its values: a refusal would inform the server about them.
 
-    limit: of the settings. one_weight: whether all sums of rounds have one total weight, as with participation known
-    beforehand. A server that chose a narrower range, or another total weight each time, would learn a silo's largest
-    value, or its weight, from refusals.
+    A server that chose a narrower range, or another total weight each time, would learn a silo's largest value, or its
+    weight, from refusals.
+
+    Args:
+        limit: Of the settings.
+        one_weight: Whether all sums of rounds have one total weight, as with participation known beforehand.
     """
 
     def __init__(self, limit: float, *, one_weight: bool) -> None:
@@ -209,9 +218,15 @@ class Range:
         self._most_weight: int | None = None  # of the first sum of a round in this session
 
     def check(self, ring: Ring, encoding: Mapping[str, int], parties: int, least: float | None, *, once: bool) -> None:
-        """Raise `moretta.errors.PeerError` for a range of less than `least`, and for another total weight than before.
+        """Check the range and the total weight of an encoding.
 
-        least: None is the limit of the settings. once: whether this is a sum of the run, where each silo's weight is 1.
+        Args:
+            least: The least range; None is the limit of the settings.
+            once: Whether this is a sum of the run, where each silo's weight is 1.
+
+        Raises:
+            PeerError: The range is narrower, or no limit leads to it. Or the total weight does not fit the ring, or is
+                another than before.
         """
         most_weight = encoding.get(MOST_WEIGHT, 0)
         least = self._limit if least is None else least
@@ -233,8 +248,11 @@ def encode(
 ) -> tuple[Words, dict[str, Words]]:
     """Return N_k and round(2^f N_k x_k) mod 2^b, uint<bits>[1 + entries], and the tensors' parts of it by name.
 
-    The weight is first, then the tensors by name: the order in which they are masked, as one array. weight, encoding
-    and raises as of `moretta.secure_aggregation.keyed_sums.KeyedContributor.upload`.
+    The weight is first, then the tensors by name: the order in which they are masked, as one array.
+
+    Args:
+        weight, encoding: As for `moretta.secure_aggregation.keyed_sums.KeyedContributor.upload`, which lists the
+            errors.
     """
     check_weight(weight)
     most_weight = encoding.get(MOST_WEIGHT, 0)
@@ -253,7 +271,10 @@ def encode(
 def room_for(shapes: Shapes, ring: Ring, empty: Callable[..., Words] = np.empty) -> tuple[Words, dict[str, Words]]:
     """Return a vector for a weight and then all tensors in the order of their names, and the tensors' parts of it.
 
-    That is the order in which they are masked. empty: makes the vector, as `numpy.empty` does.
+    That is the order in which they are masked.
+
+    Args:
+        empty: Makes the vector, as `numpy.empty` does.
     """
     whole = empty(1 + sum(map(math.prod, shapes.values())), ring.dtype)
     return whole, unpacked(whole[1:], shapes)
@@ -286,8 +307,11 @@ def add_up(words: Sequence[Words], total: Words | None = None) -> Words:
 def decode(ring: Ring, tensors: Mapping[str, Words], weight: int, silos: Sequence[str], request: Wanted) -> Sum:
     """Return the means of sums in the ring.
 
-    tensors: contiguous, of the planned shapes; with 64 bits the means overwrite their memory. silos: in the sum,
-    sorted. Means out of honest silos' reach are clipped to their range; the silo at fault stays hidden.
+    Means out of honest silos' reach are clipped to their range; the silo at fault stays hidden.
+
+    Args:
+        tensors: Contiguous, of the planned shapes; with 64 bits the means overwrite their memory.
+        silos: The silos in the sum, sorted.
     """
     parties, possible = len(silos), min(max(weight, len(silos)), request.most_weight)
     if weight != possible:

@@ -149,13 +149,15 @@ SECRECY_BITS, RETRY_BITS = 40, 20
 def neighbourhoods(names: Iterable[str], degree: int | None, seed: bytes) -> dict[str, frozenset[str]]:
     """Return each silo's neighbours, without itself; the same for every order of the names.
 
-    `names`: all different. `degree`: of a plan; None, or at least the number of other silos, for the complete graph.
-    `seed`: 32 public bytes that no party chose, the digest of the cohort's names, fresh keys and parts of its seed.
-
     Every party computes the graph, so the server cannot dictate it. The last to speak cannot choose it either, as the
     parts of its seed are committed to before keys are seen (`moretta.secure_aggregation.graph`). A server can make a
     set-up fail and begin another, also without some silos: G set-ups raise the chances of `both` and `split` at most
     G-fold, from 2^-40. Each takes all honest silos' time and is in their logs, so G stays small.
+
+    Args:
+        names: All different.
+        degree: Of a plan; None, or at least the number of other silos, for the complete graph.
+        seed: 32 public bytes that no party chose, the digest of the cohort's names, fresh keys and parts of its seed.
     """
     ordered = sorted(names)
     count = len(ordered)
@@ -195,12 +197,16 @@ def plan(
 ) -> Plan:
     """Return degree and threshold for a cohort.
 
-    silos: n >= 2. corrupt_rate, dropout_rate: in [0, 1); C and D are these fractions of n, rounded up. degree,
-    threshold: None for automatic ones. Up to 50 silos that is the complete graph and t = floor(2 m / 3) + 1, for all
-    rates: with a roster it withstands 2 t - n - 1 corrupt silos, and n - t dropouts. Above 50 it is the smallest k that
-    meets the bounds, with the largest t that keeps `retry` low, or the complete graph where no k does. With a degree
-    but no threshold, t is floor(2 m / 3) + 1. Set values are checked for range only. Raises
-    `moretta.errors.ParameterError`, with the possible values.
+    Args:
+        silos: n >= 2.
+        corrupt_rate, dropout_rate: In [0, 1); C and D are these fractions of n, rounded up.
+        degree, threshold: None for automatic ones. Up to 50 silos that is the complete graph and t = floor(2 m / 3) +
+            1, for all rates: with a roster it withstands 2 t - n - 1 corrupt silos, and n - t dropouts. Above 50 it is
+            the smallest k that meets the bounds, with the largest t that keeps `retry` low, or the complete graph where
+            no k does. With a degree but no threshold, t is floor(2 m / 3) + 1. Set values are checked for range only.
+
+    Raises:
+        ParameterError: An argument is out of its range; the message has the possible values.
 
     >>> plan(10)
     Plan(degree=None, threshold=7)

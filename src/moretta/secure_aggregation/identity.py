@@ -50,7 +50,11 @@ _D = -121665 * pow(121666, -1, _P) % _P
 class Identity:
     """A private key, and what it signs. Its representation shows only the public key's fingerprint.
 
-    private: 32 bytes of the operating system. Raises `moretta.errors.ParameterError` for another length.
+    Args:
+        private: 32 bytes of the operating system.
+
+    Raises:
+        ParameterError: The key has another length.
     """
 
     def __init__(self, private: bytes) -> None:
@@ -82,8 +86,12 @@ class Identity:
     def save(self, folder: str | Path, *, alone: bool = False) -> None:
         """Write ``identity.key``, with mode 0600 from its first byte on, and ``identity.pub`` into a folder, made here.
 
-        alone: refuse a folder that holds anything, so that no key is sent with other files. Raises
-        `moretta.errors.ParameterError` if either exists already, and OSError if the folder is not writable.
+        Args:
+            alone: Refuse a folder that holds anything, so that no key is sent with other files.
+
+        Raises:
+            ParameterError: Either file exists already, or `alone` refuses the folder.
+            OSError: The folder is not writable.
         """
         folder = Path(folder)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -98,7 +106,8 @@ class Identity:
     def sign(self, *purpose: int | str | bytes) -> bytes:
         """Return the signature of a statement, 64 bytes, the same for equal statements.
 
-        purpose: as for `moretta.secure_aggregation.keystream.encode_purpose`; first the kind of the statement.
+        Args:
+            purpose: As for `moretta.secure_aggregation.keystream.encode_purpose`; first the kind of the statement.
         """
         return self._private.sign(encode_purpose("signed", *purpose))
 
@@ -192,10 +201,16 @@ def read_public_key(path: str | Path) -> bytes:
 class Roster:
     """The silos that take part, one or more, each with a key and an engine name of its own.
 
-    keys: 32 bytes by silo. engine_names: of the silos whose name in the engine differs. server: the one or two keys by
-    which the server of a run over many machines signs; empty if the roster names none. A name has 1 to 64 letters,
-    digits, dots, dashes and underscores, does not begin with a dot and is not ``server``. Raises
-    `moretta.errors.ParameterError`, naming the silo, for anything else.
+    A name has 1 to 64 letters, digits, dots, dashes and underscores, does not begin with a dot and is not ``server``.
+
+    Args:
+        keys: 32 bytes by silo.
+        engine_names: Of the silos whose name in the engine differs.
+        server: The one or two keys by which the server of a run over many machines signs; empty if the roster names
+            none.
+
+    Raises:
+        ParameterError: A name or key is invalid or used twice; the message names the silo.
     """
 
     keys: Mapping[str, bytes]

@@ -31,9 +31,14 @@ from moretta.secure_aggregation.sums import Asks, Query, Relayed, Shapes, Sum, W
 class Summand:
     """A silo's part of one sum, N_k and 2^f N_k x_k by tensor as ring elements, which a scheme hides in place.
 
-    `agreement`: with the others, and its own name. `asked`: the query that it answers. `public`: whether N_k may be
-    seen. `hidden`: the vector of hidden numbers. `blinds`: masks on that, which the members of the sum remove.
-    `helped`: see `moretta.secure_aggregation.schemes.contributor`.
+    Args:
+        agreement: With the others, and its own name.
+        asked: The query that it answers.
+        public: Whether N_k may be seen.
+        hidden: The vector of hidden numbers.
+        blinds: Masks on that, which the members of the sum remove.
+        helped: As for `moretta.secure_aggregation.schemes.contributor`.
+        noise: The removable part of its noise.
     """
 
     stamp: Stamp
@@ -74,13 +79,18 @@ Answer = Callable[[Any], Message]
 class Scheme:
     """The parts in which schemes differ.
 
-    `upload`: the silos' message. `opens`: the messages by which the server opens a sum. `early`: the error of one of
-    those before an upload. `hide`: makes the upload of a silo's part, and the object that answers `opens`, or raises
-    `moretta.errors.PeerError`. `check`: raises `moretta.errors.PeerError` for an upload that does not fit the sum.
-    `add_up`: the server's steps from the uploads, and the digest of their query, to their sum. `reopen`: makes the
-    object that answers `opens` again, for an upload of an earlier process; None if the scheme cannot. `keys`: the rules
-    of the key agreement. `noised`: the upload with removable noise; None if the scheme bears no losses. `check_size`:
-    raises if a silo cannot hide so many bytes; None without a limit.
+    Args:
+        upload: The silos' message.
+        opens: The messages by which the server opens a sum.
+        early: The error of one of those before an upload.
+        hide: Makes the upload of a silo's part, and the object that answers `opens`, or raises PeerError.
+        check: Raises PeerError for an upload that does not fit the sum.
+        add_up: The server's steps from the uploads, and the digest of their query, to their sum.
+        reopen: Makes the object that answers `opens` again, for an upload of an earlier process; None if the scheme
+            cannot.
+        keys: The rules of the key agreement.
+        noised: The upload with removable noise; None if the scheme bears no losses.
+        check_size: Raises if a silo cannot hide so many bytes; None without a limit.
     """
 
     name: str
@@ -97,9 +107,11 @@ class Scheme:
 
 
 class KeyedContributor:
-    """A silo's half of a scheme. helped, run: see `moretta.secure_aggregation.schemes.contributor`.
+    """A silo's half of a scheme.
 
-    agreement: of the last set-up, if an earlier role of this silo made it.
+    Args:
+        helped, run: As for `moretta.secure_aggregation.schemes.contributor`.
+        agreement: Of the last set-up, if an earlier role of this silo made it.
     """
 
     def __init__(
@@ -144,10 +156,15 @@ class KeyedContributor:
         return self._keys.answer(message)
 
     def check(self, stamp: Stamp, asked: Query, *, answers: bool = False) -> None:
-        """Raise `moretta.errors.SumSpent` or `moretta.errors.PeerError` if an upload would be refused.
+        """Check, before an upload is computed, that it would not be refused.
 
-        It is called before the upload is computed. asked: as for `upload`. answers: whether this is a question that the
-        silo answers before it uploads. In a take it answers one such question; another raises the same error.
+        Args:
+            asked: As for `upload`.
+            answers: Whether this is a question that the silo answers before it uploads; in a take it answers one.
+
+        Raises:
+            SumSpent: The silo has helped to open another sum, or has answered another such question.
+            PeerError: The stamp is of another run, or the cohort has silos outside the round.
         """
         stamp.check_run(self._run)
         if not asked.once:
@@ -169,18 +186,26 @@ class KeyedContributor:
         origin: Origin | None = None,
         noise: Removable | None = None,
     ) -> Message:
-        """Return the answer to an ask of `Aggregator.sum`, with N_k = weight >= 1.
+        """Return the answer to an ask of `Aggregator.sum`.
 
-        `tensors`: real arrays of the ask's shapes; never written to. `encoding`: from the ask. `blind`: for
-        `Aggregator.relay`, a secret of the members; its keystream for this silo and sum is added. `asked`: the query
-        (`moretta.secure_aggregation.sums`). `least`: the least limit of every entry; None is the limit of the settings.
-        `origin`: of this upload's secrets; None is the contributor's own. `noise`: the removable part of the noise in
-        `tensors`; None without one. Raises `moretta.errors.RangeError` for a value that is not finite or out of range;
-        nothing is sent then. Raises `moretta.errors.PeerError` for an encoding of a narrower range
-        (`moretta.secure_aggregation.encoding.Range`) or of other tensors, and `moretta.errors.SumSpent` if the silo has
-        helped to open another sum of this round. Raises `moretta.errors.MisuseError` for a second upload under the same
-        stamp and name, and for a blind in a scheme without a ring, and `moretta.errors.ParameterError` for additive
-        shares of 2 GiB or more.
+        Args:
+            tensors: Real arrays of the ask's shapes; never written to.
+            weight: N_k, 1 or more.
+            encoding: From the ask.
+            blind: For `Aggregator.relay`, a secret of the members; its keystream for this silo and sum is added.
+            asked: The query (`moretta.secure_aggregation.sums`).
+            least: The least limit of every entry; None is the limit of the settings.
+            origin: Of this upload's secrets; None is the contributor's own.
+            noise: The removable part of the noise in `tensors`; None without one.
+
+        Raises:
+            RangeError: A value is not finite or out of range; nothing is sent then.
+            PeerError: As `check`; or the encoding has a narrower range (`moretta.secure_aggregation.encoding.Range`) or
+                other tensors.
+            SumSpent: The silo has helped to open another sum of this round.
+            MisuseError: No set-up came before; the stamp and name were uploaded before; or the scheme of a blind has no
+                ring.
+            ParameterError: The weight is not from 1 to the encoding's total, or additive shares have 2 GiB or more.
         """
         agreement, labels = self._keys.agreed
         self.check(stamp, asked)
@@ -200,10 +225,15 @@ class KeyedContributor:
         return upload
 
     def reopen(self, stamp: Stamp, shapes: Shapes, encoding: Mapping[str, int], asked: Query, origin: Origin) -> None:
-        """Resume an upload that an earlier process of this silo sent, to answer what opens its sum.
+        """Resume an upload that an earlier process of this silo sent, to answer what opens its sum; needs no numbers.
 
-        shapes: of its tensors. Other arguments as for `upload`; origin is that upload's. No numbers are needed. Raises
-        `moretta.errors.MisuseError` if the scheme cannot.
+        Args:
+            shapes: Of its tensors.
+            encoding, asked: As for `upload`.
+            origin: That upload's.
+
+        Raises:
+            MisuseError: The scheme cannot.
         """
         if self._scheme.reopen is None:
             raise MisuseError(f'scheme = "{self._scheme.name}" needs one process from an upload to its sum')
@@ -259,9 +289,12 @@ class KeyedAggregator:
     def want(self, shapes: Shapes, limits: Mapping[str, float], most_weight: int) -> Wanted:
         """Plan a sum over the cohort of the last set-up (`moretta.secure_aggregation.encoding`).
 
-        limits: the largest |value| of each tensor, positive and finite. Raises `moretta.errors.RangeError`, naming
-        tensor and range, without headroom for it in the ring, and `moretta.errors.ParameterError` for additive shares
-        of 2 GiB or more.
+        Args:
+            limits: The largest |value| of each tensor, positive and finite.
+
+        Raises:
+            RangeError: The ring has no headroom for a tensor; the message names tensor and range.
+            ParameterError: Additive shares would have 2 GiB or more.
         """
         if self._own.check_size is not None:
             self._own.check_size(_length(shapes, self._rules) * self._ring.dtype.itemsize)
@@ -272,11 +305,17 @@ class KeyedAggregator:
     ) -> Exchange[Sum | Aborted]:
         """Ask the cohort of the last set-up and sum the survivors' uploads; abort if they are too few.
 
-        ask: the protocol's own message, one for all or one for each silo, whose field ``encoding`` is
-        ``wanted.fraction_bits``. A silo without one counts as missing. expected: the digest of the query
-        (`moretta.secure_aggregation.sums.Query`); None if the aggregator does not know all of it. Silos whose digest
-        differs from most others' are then left out. whole: abort if any silo is missing. Also aborts if any silo has
-        helped to open another sum of this round (`Reason.SPENT`).
+        It also aborts if any silo has helped to open another sum of this round (`Reason.SPENT`).
+
+        Args:
+            ask: The protocol's own message, one for all or one for each silo, whose field ``encoding`` is
+                ``request.fraction_bits``. A silo without one counts as missing.
+            expected: The digest of the query (`moretta.secure_aggregation.sums.Query`); None if the aggregator does not
+                know all of it. Silos whose digest differs from most others' are then left out.
+            whole: Abort if any silo is missing.
+
+        Raises:
+            MisuseError: No set-up succeeded before, or a message has another encoding.
         """
         relayed = yield from self.relay(ask, request, expected, whole=whole)
         if isinstance(relayed, Aborted):

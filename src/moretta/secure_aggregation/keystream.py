@@ -68,9 +68,12 @@ def digest_of(tensors: Mapping[str, NDArray[Any]]) -> bytes:
 
 
 def derive(secret: bytes, *purpose: int | str | bytes) -> bytes:
-    """Derive a key of 32 bytes for one purpose by HKDF-SHA256 (RFC 5869) without salt.
+    """Derive a key of 32 bytes for one purpose by HKDF-SHA256 without salt.
 
-    secret: at least 16 bytes with the entropy of a key (a root, or the output of a key agreement).
+    Args:
+        secret: At least 16 bytes with the entropy of a key (a root, or the output of a key agreement).
+
+    Source: RFC 5869.
     """
     return derive_once(secret, encode_purpose(*purpose))
 

@@ -76,8 +76,10 @@ def blind_key(secret: bytes, label: Label, silo: str) -> bytes:
 def add_masks(words: Words, masks: Sequence[Mask]) -> None:
     """Add masks to an array of the ring, in place.
 
-    words: contiguous uint32 or uint64, of any shape. It works by blocks that fit a processor's cache, so each mask
-    costs the cipher and one addition.
+    It works by blocks that fit a processor's cache, so each mask costs the cipher and one addition.
+
+    Args:
+        words: Contiguous uint32 or uint64, of any shape.
     """
     flat, chunk = words.reshape(-1), len(ZEROS) // words.itemsize
     opened = ((np.add if adds else np.subtract, Keystream(key)) for adds, key in masks)
@@ -105,9 +107,12 @@ class Labels:
         self._stamp, self._used = setup, set[str]()
 
     def use(self, stamp: Stamp, tensors: Iterable[str]) -> None:
-        """Mark tensors as used. Raises `moretta.errors.MisuseError`, and marks nothing, if one is not fresh.
+        """Mark tensors as used.
 
         The difference of two uploads under one mask, or of two sums of one tensor over different silos, is bare data.
+
+        Raises:
+            MisuseError: A tensor is not fresh, or the stamp is of another run or earlier. Nothing is marked then.
         """
         if stamp.run != self._stamp.run or stamp < self._stamp:
             raise MisuseError(f"expected an upload of this run, not before {self._stamp}; got {stamp}")
@@ -128,7 +133,8 @@ def read(
 ) -> Sum:
     """Return the result of a relayed sum: remove the blinds of all silos in it, and decode.
 
-    Raises `moretta.errors.PeerError` for elements of another ring, other tensors, or an impossible encoding or weight.
+    Raises:
+        PeerError: The sum has elements of another ring, other tensors, or an impossible encoding or weight.
     """
     everything = [relayed.weight, *relayed.tensors.values()]
     if any(words.dtype != ring.dtype for words in everything) or relayed.weight.shape != ():

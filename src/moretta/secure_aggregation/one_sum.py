@@ -179,12 +179,22 @@ Key = tuple[str, str, int]  # run, what is summed, round
 class HelpedSums:
     """All sums that one silo has helped to open.
 
-    `lines`: the lines of `keep` in earlier processes, in order. `keep`: takes a line, and whether the disk must have it
-    before it returns. `powered`: a name for the time since the machine was started; under another name, lines that were
-    not forced may be lost; "" where that does not matter. `over_runs`: whether a statistic is over one set in all runs
-    together (where a silo is a site of its own), or in each run. `apart`: see the module. `repeats`: whether the silo's
-    owner allows rounds of all its rows over other sets too. `fewest`: the fewest silos that it helps to sum. `answers`:
-    the rest of the record. Raises `moretta.errors.PeerError` for lines that are not its own.
+    Args:
+        lines: The lines of `keep` in earlier processes, in order.
+        keep: Takes a line, and whether the disk must have it before it returns.
+        powered: A name for the time since the machine was started; under another name, lines that were not forced may
+            be lost; "" where that does not matter.
+        over_runs: Whether a statistic is over one set in all runs together (where a silo is a site of its own), or in
+            each run.
+        apart: The fewest silos that its sums may isolate together; see the module.
+        repeats: Whether the silo's owner allows rounds of all its rows over other sets too.
+        fewest: The fewest silos that it helps to sum.
+
+    Attributes:
+        answers: The rest of the record.
+
+    Raises:
+        PeerError: A line is not its own.
     """
 
     def __init__(
@@ -221,8 +231,8 @@ class HelpedSums:
     def answer(self, stamp: Stamp, asked: Query) -> None:
         """Record a question before this silo answers it ahead of an upload; in a take, one question alone.
 
-        Raises `moretta.errors.SumSpent`, and records nothing, if it has answered another question in this take, or one
-        of a later take.
+        Raises:
+            SumSpent: It has answered another question in this take, or one of a later take. Nothing is recorded then.
         """
         key = stamp.run, BEFORE, stamp.round
         helped = self._kept_of(key)
@@ -232,10 +242,14 @@ class HelpedSums:
             self._write(key, record, whole=asked.whole)
 
     def bind(self, stamp: Stamp, asked: Query, survivors: Survivors, *, gives: bool) -> None:
-        """Record the silos of a sum before this silo confirms them. gives: whether it gives shares.
+        """Record the silos of a sum before this silo confirms them.
 
-        Raises `moretta.errors.SumSpent`, and records nothing, if it has helped to open another sum of the round;
-        `moretta.errors.PeerError` if that set with the earlier ones could isolate fewer than `apart` silos.
+        Args:
+            gives: Whether it gives shares.
+
+        Raises:
+            SumSpent: It has helped to open another sum of the round. Nothing is recorded then.
+            PeerError: The set has fewer than `fewest` silos, or with the earlier sets could isolate fewer than `apart`.
         """
         event = Event.GIVES if gives else Event.BINDS
         records = dict[Key, Helped]()

@@ -30,9 +30,11 @@ RINGS = frozenset({np.dtype(np.uint32), np.dtype(np.uint64)})
 class MaskedUpload(Message):
     """y_k by tensor and the weight, uint32 or uint64, masked; and the self-mask's secret in sealed shares.
 
-    `maker`: its silo, so that another's is detected before masks are opened. `asked`: the digest of the query.
-    `committed`: `moretta.secure_aggregation.unmasking.commitment`. `sealed`, `digests`: concatenated, in the order of
-    the holders' names; the silo's own share has only a digest.
+    Args:
+        maker: Its silo, so that another's is detected before masks are opened.
+        asked: The digest of the query.
+        committed: `moretta.secure_aggregation.unmasking.commitment`.
+        sealed, digests: Concatenated, in the order of the holders' names; the silo's own share has only a digest.
     """
 
     SHARES: ClassVar[frozenset[str]] = frozenset({"committed", "sealed", "digests"})
@@ -245,7 +247,10 @@ def seeds_of(
 ) -> dict[str, bytes]:
     """Return the seeds from which on noise is removed, by silo, without those that cannot be reconstructed.
 
-    replies: by holder. points: of the holders' shares. first: the seeds' number.
+    Args:
+        replies: By holder.
+        points: Of the holders' shares.
+        first: The seeds' number.
     """
     held = {name: reply for name, reply in replies.items() if isinstance(reply, NoisedShares)}
     shares = {name: reply.noise_by_maker for name, reply in held.items()}
@@ -322,7 +327,10 @@ def summed(
 ) -> Relayed:
     """Add uploads in the ring, where masks between survivors cancel, and subtract the others.
 
-    masks: by `recovered_masks`. empty: makes the vector of the sum. public: whether weights are, and have no mask.
+    Args:
+        masks: By `recovered_masks`.
+        empty: Makes the vector of the sum, as `numpy.empty` does.
+        public: Whether weights are, and have no mask.
     """
     words, tensors = room_for(shapes, ring, empty)
     weight = add_up([upload.weight for upload in uploads.values()], words[:1].reshape(()))

@@ -42,10 +42,15 @@ def contributor(
     helped: HelpedSums | None = None,
     run: str = "",
 ) -> Contributor:
-    """Return the half of the silo `name`. Raises `moretta.errors.ParameterError` for an unknown scheme.
+    """Return the half of the silo `name`.
 
-    helped: the sums that the silo has helped to open (`moretta.secure_aggregation.one_sum`), kept by the caller; None
-    begins empty, for this object. run: the id of the run, as in stamps; empty for any.
+    Args:
+        helped: The sums that the silo has helped to open (`moretta.secure_aggregation.one_sum`), kept by the caller;
+            None begins empty, for this object.
+        run: The id of the run, as in stamps; empty for any.
+
+    Raises:
+        ParameterError: The scheme is unknown.
     """
     if scheme == "none":
         return PlainContributor(run)

@@ -92,8 +92,12 @@ class SecureAggregation(Section):
 
         Each silo's noise is scaled to the fewest silos without which the scheme opens no sum. With masks that is the
         threshold of a round's silos, which then does not shrink with the cohort, or `min_survivors` if that is more.
-        With additive shares it is `min_survivors`, or floor(2 / 3 of a round's silos) + 1. silos: all. participation:
-        the fraction of them in a round. With one silo or without masks nothing changes.
+        With additive shares it is `min_survivors`, or floor(2 / 3 of a round's silos) + 1. With one silo or without
+        masks nothing changes.
+
+        Args:
+            silos: The number of all.
+            participation: The fraction of them in a round.
         """
         if self.scheme == "none" or silos < 2:
             return self

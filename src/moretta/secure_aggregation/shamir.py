@@ -37,9 +37,15 @@ def random_secret(random: Random = os.urandom) -> bytes:
 def share(secret: bytes, threshold: int, points: Sequence[int], random: Random = os.urandom) -> dict[int, bytes]:
     """Return a share of 32 bytes for each point; any `threshold` of them reconstruct the secret.
 
-    `secret`: a field element, 32 bytes. `threshold`: from 2 (with 1 each share is the secret) to the number of points.
-    `points`: different, from 1 to p - 1. `random`: gives 48 bytes for each of the first threshold - 1 shares, at once;
-    sources other than the operating system are for tests. Raises `moretta.errors.ParameterError` for other arguments.
+    Args:
+        secret: A field element, 32 bytes.
+        threshold: From 2 (with 1 each share is the secret) to the number of points.
+        points: Different, from 1 to p - 1.
+        random: Returns 48 bytes for each of the first threshold - 1 shares, at once; sources other than the operating
+            system are for tests.
+
+    Raises:
+        ParameterError: An argument is another.
 
     >>> secret = random_secret()
     >>> shares = share(secret, 2, points=(1, 2, 3))
@@ -63,9 +69,13 @@ def share(secret: bytes, threshold: int, points: Sequence[int], random: Random =
 def reconstruct(shares: Mapping[int, bytes], threshold: int) -> bytes:
     """Return the secret, 32 bytes, from the `threshold` shares of the lowest points; the others are not used.
 
-    shares: by point. threshold: as shared; another one gives another secret. Raises `moretta.errors.PeerError` for too
-    few shares or one that is no field element, and `moretta.errors.ParameterError` for a threshold below 2 or an
-    impossible point.
+    Args:
+        shares: By point.
+        threshold: As shared, 2 or more; another one gives another secret.
+
+    Raises:
+        PeerError: The shares are too few, or one is no field element.
+        ParameterError: The threshold or a point is impossible.
     """
     _check_points(shares)
     if threshold < 2:

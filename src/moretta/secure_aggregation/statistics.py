@@ -61,7 +61,9 @@ FAR_FLAT = 1e-7  # for squares of the values themselves, which have 16 digits
 class AskMoments(Message):
     """Upload your rows and, by column, your sum of (x - center)^order of the matrix `what`, over present values.
 
-    order: 0, 1 or 2. center: float64[columns]. columns: int64[c], which of the inputs' columns; empty for all.
+    Args:
+        center: float64[columns]; 0 for orders 0 and 1.
+        columns: int64[c], which of the inputs' columns, ascending; empty for all.
     """
 
     what: str
@@ -90,7 +92,9 @@ class AskMoments(Message):
 class AskHistogram(Message):
     """Upload the number of values of some columns of the matrix `what` in each of `BINS` equal parts of a range.
 
-    columns: int64[c], which columns. low, high: float64[c]; a value outside counts in the first or the last part.
+    Args:
+        columns: int64[c], which columns.
+        low, high: float64[c]; a value outside counts in the first or the last part.
     """
 
     what: str
@@ -119,9 +123,11 @@ MESSAGES = (AskMoments, AskHistogram)
 class Moments:
     """The statistics of all silos' rows together.
 
-    `rows`: N over all silos. `mean`, `deviation`: float64[columns]; the deviation is the population's, sqrt of the mean
-    of (x - mean)^2, and exactly 0 in a column that never varies; both are of present values. `present`: int64[columns],
-    their number.
+    Args:
+        rows: N over all silos.
+        mean, deviation: float64[columns], of present values. The deviation is the population's, and exactly 0 in a
+            column that never varies.
+        present: int64[columns], the number of present values.
     """
 
     rows: int
@@ -142,11 +148,17 @@ def moments(
 ) -> Exchange[Moments | Aborted]:
     """Return rows, mean and deviation of the silos' matrices `what`: the server's half. With 0 columns, rows only.
 
-    `of`: the indices of the requested input columns, ascending; empty for all. `may_lack`: whether values of `MAY_LACK`
-    may be absent, so that present ones are counted first. `centers`: of squares, by `what`; the first requested one is
-    kept in it, and requested again in every attempt of the run, as silos answer for one. Call it once for each `what`
-    under one stamp. Raises `moretta.errors.PeerError` for an impossible count of rows, and
-    `moretta.errors.ParameterError` for a column without a value at any silo.
+    Call it once for each `what` under one stamp.
+
+    Args:
+        may_lack: Whether values of `MAY_LACK` may be absent, so that present ones are counted first.
+        of: The indices of the requested input columns, ascending; empty for all.
+        centers: Of squares, by `what`. The first requested one is kept in it, and requested again in every attempt of
+            the run, as silos answer for one.
+
+    Raises:
+        PeerError: A count of rows or a sum is impossible.
+        ParameterError: A column has no value at any silo, or the silos are more than 4,000.
     """
     counted = list[int]()
     if may_lack:
@@ -216,8 +228,10 @@ def histograms(
 def median_of(counts: NDArray[np.int64], low: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return each column's median, float64[columns], from a histogram [columns, BINS].
 
-    Values of the median's part count as evenly spread, so it is off by (high - low) / BINS at most. Raises
-    `moretta.errors.ParameterError` for a column without values.
+    Values of the median's part count as evenly spread, so it is off by (high - low) / BINS at most.
+
+    Raises:
+        ParameterError: A column has no value.
     """
     medians = np.empty(len(counts))
     for column, bins in enumerate(counts):
@@ -234,9 +248,13 @@ def median_of(counts: NDArray[np.int64], low: NDArray[np.float64], high: NDArray
 def answer_moments(contributor: Contributor, message: AskMoments, matrix: NDArray[np.generic]) -> Message:
     """Return the upload that answers: the silo's half.
 
-    matrix: the silo's, [rows, columns] of numbers, summed in float64; NaN is an absent value, in `MAY_LACK` alone.
-    Raises `moretta.errors.ParameterError` for data that is not finite or has other columns than the server's, and
-    `moretta.errors.RangeError` for sums of 2^118 and more; both name the column by its index.
+    Args:
+        matrix: The silo's, [rows, columns] of numbers, summed in float64; NaN is an absent value, in `MAY_LACK` alone.
+
+    Raises:
+        RowsError: The matrix has no row, infinite values or other columns than the server's.
+        RangeError: A sum is 2^118 or more.
+        PeerError: As `check_exact`.
     """
     if matrix.ndim != 2 or matrix.shape[1] != len(message.center):
         raise RowsError(

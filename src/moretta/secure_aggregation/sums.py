@@ -38,9 +38,11 @@ Asks = Message | Mapping[str, Message]
 class Wanted:
     """The plan of a sum; made by `Aggregator.want`.
 
-    shapes: of each tensor. fraction_bits: how each tensor is encoded. It travels unchanged as the field ``encoding:
-    Mapping[str, int]`` of the message that asks. A scheme may add entries of its own; the scheme ``none`` has no
-    entries. most_weight: an upper bound of N, the weight of all silos together.
+    Args:
+        fraction_bits: How each tensor is encoded. It travels unchanged as the field ``encoding: Mapping[str, int]`` of
+            the message that asks. A scheme may add entries of its own; the scheme ``none`` has no entries.
+        most_weight: An upper bound of N, the weight of all silos together.
+        noise: The silos' noise that remains; the excess is removed.
     """
 
     shapes: Shapes
@@ -53,9 +55,13 @@ class Wanted:
 class Sum:
     """The result of a sum.
 
-    `means`: sum_k N_k x_k / N by tensor, float64, in the original shapes. `weight`: N = sum_k N_k. `steps`: by tensor,
-    the bound K / (2 * 2^f N) of the absolute error that fixed point adds to a mean of K silos; 0.0 in the scheme
-    ``none``. `silos`: the K silos in it, sorted. `excess`: those whose surplus noise could not be removed.
+    Args:
+        means: sum_k N_k x_k / N by tensor, float64, in the original shapes.
+        weight: N = sum_k N_k.
+        steps: By tensor, the bound K / (2 * 2^f N) of the absolute error that fixed point adds to a mean of K silos;
+            0.0 in the scheme ``none``.
+        silos: The K silos in it, sorted.
+        excess: Those whose surplus noise could not be removed.
     """
 
     means: Mapping[str, NDArray[np.float64]]
@@ -69,8 +75,11 @@ class Sum:
 class Relayed:
     """A sum that its members read, not the aggregator that adds it up; made by `Aggregator.relay`.
 
-    tensors: by name, ring elements in the tensors' shapes, blinded like the uploads; under ``none`` the means. weight:
-    of all silos together, likewise. silos: in the sum, sorted. excess: as of `Sum`.
+    Args:
+        tensors: By name, ring elements in the tensors' shapes, blinded like the uploads; under ``none`` the means.
+        weight: Of all silos together, likewise.
+        silos: The silos in the sum, sorted.
+        excess: As in `Sum`.
     """
 
     tensors: Tensors
@@ -91,6 +100,9 @@ def gather(
 
     Silos that were not asked, or whose upload answers another query, count as missing too. Aborts if a silo has helped
     to open another sum of the round.
+
+    Raises:
+        MisuseError: The cohort is empty, or a message is for another silo or has another encoding than the request.
     """
     if not cohort:
         raise MisuseError("a sum was asked for without a set-up; expected `setup` to have succeeded")
@@ -142,9 +154,12 @@ def spent_of(replies: Replies) -> dict[str, Missing]:
 def to_leave_out(unopened: Mapping[str, Collection[str]]) -> dict[str, Missing]:
     """Return the silos to leave out, so that all shares between the others opened.
 
-    unopened: by holder, the makers of shares that did not open there. In each such pair the holder, the maker or the
-    server is at fault. The silo in most pairs is first: two honest silos are in no pair together, so a single silo at
-    fault is in all of them. Where pairs are even, it is a maker.
+    In each pair of a holder and a maker, one of them or the server is at fault. The silo in most pairs is first: two
+    honest silos are in no pair together, so a single silo at fault is in all of them. Where pairs are even, it is a
+    maker.
+
+    Args:
+        unopened: By holder, the makers of shares that did not open there.
     """
     pairs = {(holder, maker) for holder, makers in unopened.items() for maker in makers}
     left_out = dict[str, Missing]()
@@ -220,12 +235,15 @@ STATISTICS = "statistics"  # beside it stands each of them: two sets would revea
 class Query:
     """The query that an upload answers.
 
-    `digest`: 32 bytes. `once`: the name of a sum that is taken once a run; empty for the upload of a round. `whole`:
-    whether the upload is of the same rows in every take of the round. `lasting`: whether it depends on rows alone, and
-    so is the same in every run. `beside`: the name of another sum of the same rows, which must be over the same silos
-    in this run, or for `STATISTICS` in every run. `own`: a digest of what this silo alone received and its upload
-    depends on; empty without such content, or while it is unknown. It differs between silos, so no label has it; the
-    silo records it.
+    Args:
+        digest: 32 bytes.
+        once: The name of a sum that is taken once a run; empty for the upload of a round.
+        whole: Whether the upload is of the same rows in every take of the round.
+        lasting: Whether it depends on rows alone, and so is the same in every run.
+        beside: The name of another sum of the same rows, which must be over the same silos in this run, or for
+            `STATISTICS` in every run.
+        own: A digest of the content that this silo alone received and its upload depends on; empty without such
+            content, or while it is unknown. It differs between silos, so no label has it; the silo records it.
     """
 
     digest: bytes

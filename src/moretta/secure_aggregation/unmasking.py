@@ -87,8 +87,10 @@ class Confirmed(Message):
 class Unmask(Message):
     """Give your shares of the self-masks of the survivors in your circle.
 
-    signatures: of the survivors, by signer. sealed: the shares for this silo, of all its neighbours among the survivors
-    in the order of their names. digests: likewise, the `share_digest` of each opened share.
+    Args:
+        signatures: Of the survivors, by signer; empty without a roster.
+        sealed: The shares for this silo, of all its neighbours among the survivors in the order of their names.
+        digests: Likewise, the `share_digest` of each opened share.
     """
 
     survivors: Names
@@ -106,7 +108,8 @@ class Unmask(Message):
 class SelfMaskShares(Message):
     """Shares of self-masks' secrets, one for each of `makers`, without those that could not be opened.
 
-    secret: of the silo's own self-mask, once all survivors have signed the set; no bytes without a roster.
+    Args:
+        secret: Of the silo's own self-mask, once all survivors have signed the set; no bytes without a roster.
     """
 
     makers: tuple[str, ...]
@@ -142,9 +145,11 @@ class UnmaskNoised(Unmask):
 
 @message("secure-aggregation/noised-shares")
 class NoisedShares(SelfMaskShares):
-    """The same, and of each maker a share of the seed from which on its noise is removed; no bytes without one.
+    """The same, with shares of the seeds of removable noise.
 
-    seed: the silo's own, once all survivors have signed the set.
+    Args:
+        noise: Of each maker, a share of the seed from which on its noise is removed; no bytes if no noise is removed.
+        seed: The silo's own, once all survivors have signed the set.
     """
 
     noise: bytes
@@ -203,9 +208,12 @@ def shares_of(label: Label) -> bytes:
 
 
 def share_digest(share: bytes, summed: bytes) -> bytes:
-    """Return the SHA-256 that proves that a share is the one its maker sealed. summed: `shares_of` the sum's label.
+    """Return the SHA-256 that proves that a share is the one its maker sealed.
 
     The share's place in the maker's upload identifies it: no two shares are alike, as the field is large.
+
+    Args:
+        summed: `shares_of` the sum's label.
     """
     return hashlib.sha256(summed + share).digest()
 
@@ -232,7 +240,10 @@ def _statement(roster: Roster, label: Label, names: tuple[str, ...]) -> tuple[in
 class SelfMask:
     """The fresh secret of one upload, in shares: of the operating system's bytes, or a test's.
 
-    The seeds of removable noise are shared with it. committed: the concatenated commitments to these.
+    The seeds of removable noise are shared with it.
+
+    Attributes:
+        committed: The concatenated commitments to these seeds.
     """
 
     def __init__(self, of: Summand) -> None:
@@ -267,9 +278,10 @@ class SelfMask:
 
 
 class OpenSum:
-    """A silo's last upload until it is unmasked: the survivors that it received, and what it may still reveal.
+    """A silo's last upload until it is unmasked: the survivors that it received, and all that it may still reveal.
 
-    of: the upload, without its numbers. own: its self-mask.
+    Args:
+        of: The upload, without its numbers.
     """
 
     def __init__(self, of: Summand, own: SelfMask) -> None:
@@ -284,10 +296,12 @@ class OpenSum:
         return self.confirm(message) if isinstance(message, Survivors) else self.unmask(message)
 
     def confirm(self, message: Survivors) -> Confirmed:
-        """Return the keys of masks shared with lost silos. Raises `moretta.errors.PeerError` to refuse.
+        """Return the keys of masks shared with lost silos.
 
-        It refuses survivors outside the last set (a lost silo stays lost), with a roster any other set than that, a sum
-        without this silo, and sums of too few.
+        Raises:
+            PeerError: Survivors are outside the last set (a lost silo stays lost), or with a roster are another set. Or
+                the sum lacks this silo, or has too few.
+            SumSpent: With a roster, the silo has helped to open another sum.
         """
         self._check_time(message.stamp)
         agreement, cohort = self._agreement, self._agreement.cohort
@@ -308,8 +322,10 @@ class OpenSum:
     def unmask(self, asked: Unmask) -> SelfMaskShares:
         """Return the shares of the survivors' secrets; a repeated question gets the same answer.
 
-        Raises `moretta.errors.PeerError` to refuse, and `moretta.errors.SumSpent` if the silo has helped to open
-        another sum of this round.
+        Raises:
+            PeerError: The survivors are not those confirmed, or the shares or signatures do not fit them.
+            SumSpent: The silo has helped to open another sum of this round.
+            MisuseError: Another question was answered before.
         """
         if self._answered is not None and same(self._answered[0], asked):
             return self._answered[1]
@@ -402,7 +418,9 @@ def recovered_masks(
 ) -> list[Mask]:
     """Return the masks to add to the sum of the survivors' uploads to remove all masks.
 
-    keys: of masks, by revealing survivor and lost neighbour. secrets: of self-masks, by survivor.
+    Args:
+        keys: Of masks, by revealing survivor and lost neighbour.
+        secrets: Of self-masks, by survivor.
     """
     own = [(False, self_key(secrets[silo], label, silo)) for silo in survivors]
     return own + [(silo > lost, key) for silo in survivors for lost, key in keys.get(silo, {}).items()]
