@@ -10,7 +10,7 @@ For each of its rows, and a lambda_i of its own for each class i:
 Differs from the paper: the numbers are whole, in steps of 2^-320, and lambda_i is uniform below 2^320 with 320 bits
 before the point, 64 more than a ratio may have. In floats the server would see a large ratio through a small lambda,
 and subtracting lambda_i R_i would lose digits: an error of about eps lambda_i exp(alpha (r_i - r_j)). So outputs of a
-row, and alpha r, may be at most 177 apart, where exp leaves these bits.
+row, and alpha r, may be at most 176 apart, where exp and a delta of 1 leave these bits.
 
 **What lambda hides.** With two classes each row has two ratios and two lambdas, and mu is uniform to within 2^-64: the
 server sees alpha and no softmax. From three classes on the difference of two ratios of one i contains no lambda,
@@ -59,7 +59,7 @@ def blinded(now: Stamp, z: Array, alpha: Array, stream: Keystream) -> tuple[Rati
         alpha: [B].
 
     Raises:
-        PeerError: Two outputs of a row are more than 177 apart.
+        PeerError: Two outputs of a row are more than `LARGEST_GAP` apart.
     """
     z = z.astype(np.float64)
     gaps = z[:, None, :] - z[:, :, None]  # y^_j - y^_i at [:, i, j]
@@ -77,7 +77,7 @@ def answer(ratios: Ratios, key: Key, stream: Keystream, encoding: Mapping[str, i
         stream: Of the deltas, one for each row and part (`softmax.draw_deltas`).
 
     Raises:
-        PeerError: alpha is so large that two entries of alpha r are more than 177 apart.
+        PeerError: alpha is so large that two entries of alpha r are more than `LARGEST_GAP` apart.
 
     Source:
         `practical.md`, Eq. 23.
