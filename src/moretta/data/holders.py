@@ -63,7 +63,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Grid:
-    """All participants' places. parts: by name. heads: by row, the participant that holds the labels."""
+    """All participants' places.
+
+    Attributes:
+        parts: The place of each participant, by name.
+        heads: The participant that holds the labels, by row.
+    """
 
     parts: Mapping[str, Part]
     heads: Mapping[str, str]

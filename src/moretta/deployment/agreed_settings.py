@@ -79,7 +79,12 @@ class AgreedSettings:
 
 @dataclass(frozen=True)
 class RefusedRun:
-    """The run that the site refused last. sentence: why. settings: if accepting them helps."""
+    """The run that the site refused last.
+
+    Attributes:
+        sentence: The reason.
+        settings: The run's settings, if accepting them helps; else empty.
+    """
 
     sentence: str
     settings: Settings = field(default_factory=dict)

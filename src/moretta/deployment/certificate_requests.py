@@ -53,7 +53,12 @@ _REMEDY = "have the site make one by moretta join KIT --silo silo.toml --request
 
 @dataclass(frozen=True)
 class Request:
-    """A request whose signature was checked. name: of the site, in FLARE. digest: SHA-256 of all of it, in hex."""
+    """A request whose signature was checked.
+
+    Attributes:
+        name: The site's name in FLARE.
+        digest: SHA-256 of the whole request, in hex.
+    """
 
     name: str
     key: rsa.RSAPublicKey
@@ -72,7 +77,12 @@ def new_key() -> rsa.RSAPrivateKey:
 
 
 def write_request(key: rsa.RSAPrivateKey, name: str, now: datetime) -> bytes:
-    """Return a request in PEM. name: of the site, in FLARE. now: with a time zone."""
+    """Return a request in PEM.
+
+    Args:
+        name: The site's name in FLARE.
+        now: The present time, with a time zone.
+    """
     made = f"{_MADE}{now.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
     return (
         x509.CertificateSigningRequestBuilder()
@@ -132,7 +142,13 @@ def digest_of(data: bytes) -> str:
 
 
 class Reply(BaseModel):
-    """The reply to a site. root, certificate: PEM. server_key: a public line. signature: of the rest, base64."""
+    """The reply to a site.
+
+    Attributes:
+        certificate, root: Certificates in PEM.
+        server_key: The server's public key, as a line.
+        signature: The signature of the other fields, in base64.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     format: Literal[1] = 1

@@ -151,7 +151,15 @@ def device_is_there(device: str) -> str:
 
 
 def memory(size: int, holders: int) -> str:
-    """Check that a round fits. size: bytes of the parameters. holders: silos whose uploads are in memory at once."""
+    """Check that a round fits.
+
+    Args:
+        size: The bytes of the parameters.
+        holders: The number of silos whose uploads are in memory at once.
+
+    Raises:
+        ParameterError: Less memory is free.
+    """
     free, needed = free_memory(), size * (COPIES + 2 * holders)  # sent numbers have 8 bytes
     if not size:
         return f"{_shown(free)} free; add --run to compare with what a model takes"

@@ -217,7 +217,7 @@ def provision_authority(out: Path, host: str, port: int) -> Kits:
         host, port: As in `provision`.
 
     Raises:
-        ParameterError: `out` is not empty, or FLARE does not accept the host.
+        ParameterError: `out` is not empty or not writable, or the host or port is invalid.
     """
     check_unused(out, ", and kits are never overwritten: name a new folder")
     _make(out, {"host": host, "port": port, "keys": AT_SITES})

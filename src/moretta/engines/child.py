@@ -218,7 +218,14 @@ class ChildClient:
                 send_arrays(process.input, rows)
 
     def reply(self, seconds: float | None = None) -> Message:
-        """Return the answer to the last message. Raises as `answer`. seconds: to wait, None for the deadline."""
+        """Return the answer to the last message.
+
+        Args:
+            seconds: The time to wait; None waits for the deadline.
+
+        Raises:
+            Disconnected: As `answer`.
+        """
         began = time.monotonic()
         with self._within(seconds) as process:
             envelope = self._receive(process)

@@ -76,7 +76,14 @@ def fields_of(message: Message) -> dict[str, Any]:
 
 
 def message_of(value: Mapping[str, Any], kinds: Mapping[str, type[Message]]) -> Message:
-    """Undo `fields_of`. kinds: by tag. Raises `moretta.errors.PeerError` as the message's class does."""
+    """Undo `fields_of`.
+
+    Args:
+        kinds: The classes of messages, by tag.
+
+    Raises:
+        PeerError: The tag is unknown, or the message's class refuses the fields.
+    """
     if value["tag"] not in kinds:
         raise PeerError(f"expected one of {sorted(kinds)}; got {value['tag']!r:.80}")
     return kinds[value["tag"]](stamp=Stamp(*value["stamp"]), **value["fields"])

@@ -30,7 +30,13 @@ INJECTED = "fault injection: "
 
 @dataclass(frozen=True)
 class Mishap:
-    """A message's fault. gone: why the silo is never reached. seconds: of delay. cut: whether the last byte is lost."""
+    """A message's fault.
+
+    Attributes:
+        gone: The reason why the silo is never reached; None if it is.
+        seconds: The seconds of delay.
+        cut: Whether the last byte is lost.
+    """
 
     gone: Missing | None = None
     seconds: float = 0.0

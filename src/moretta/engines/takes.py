@@ -77,7 +77,14 @@ class AskedTakes:
 
 
 class RoundTakes:
-    """The takes of one round. cohort: the silos that run it. only: those that alone may run it; none for all."""
+    """The takes of one round.
+
+    Args:
+        cohort: The silos that run it.
+
+    Attributes:
+        only: The silos that alone may run it; empty for all.
+    """
 
     def __init__(self, cohort: Sequence[str]) -> None:
         self.take = 0

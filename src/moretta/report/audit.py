@@ -50,7 +50,13 @@ HEADERS = ("Leak to the server", "Leak to a silo", "Leak to colluders or outside
 
 @dataclass(frozen=True)
 class Leak:
-    """The result of some roles' attacks. tried: how many ended. worst: the worst success. audited: if there was one."""
+    """The result of some roles' attacks.
+
+    Attributes:
+        audited: Whether there was an audit.
+        tried: The number of attacks that ended.
+        worst: The worst success; None without one.
+    """
 
     audited: bool
     tried: int = 0

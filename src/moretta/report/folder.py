@@ -82,7 +82,12 @@ class SureRows(_Part):
 
 
 class ClassTables(_Part):
-    """A classifier's tables. confusion: a row a true class, empty with too many. reliability: bins that have rows."""
+    """A classifier's tables.
+
+    Attributes:
+        confusion: A row for each true class; empty with too many classes.
+        reliability: The bins that have rows.
+    """
 
     by_class: tuple[ClassScore, ...]
     confusion: tuple[tuple[int, ...], ...] = ()

@@ -35,7 +35,12 @@ _FAILED = re.compile(r"\S+ \S+ ERROR the run failed: (.*)")  # the last line of 
 
 @dataclass(frozen=True)
 class News:
-    """News for a page. kind: its subject. data: JSON content. id: the place from which a reader continues."""
+    """News for a page.
+
+    Attributes:
+        data: JSON content.
+        id: The place from which a reader continues.
+    """
 
     kind: str
     data: Mapping[str, Any]

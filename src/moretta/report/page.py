@@ -100,7 +100,14 @@ def write_page(out: Path, written: str, mode: int = 0o644) -> None:
 
 
 def write_files(files: Mapping[Path, bytes], page: Path, what: str, mode: int = 0o644) -> None:
-    """Write a page and the files beside it, each whole or not at all. Raises as `write_page`. what: the page's kind."""
+    """Write a page and the files beside it, each whole or not at all.
+
+    Args:
+        what: The kind of the page, for errors.
+
+    Raises:
+        ParameterError: A file cannot be written.
+    """
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
         for file, data in files.items():

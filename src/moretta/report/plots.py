@@ -324,7 +324,12 @@ def _svg(
 def drawn(
     key: str, title: str, described: str, draw: Callable[[Figure], None], height: float, width: float = 5.2
 ) -> Markup:
-    """Draw a figure as an SVG inside a page, always in the same bytes. key: of its ids. height, width: inches."""
+    """Draw a figure as an SVG inside a page, always in the same bytes.
+
+    Args:
+        key: The start of the SVG's ids, and the salt of others.
+        height, width: The size in inches.
+    """
     try:
         import matplotlib
         from matplotlib.figure import Figure

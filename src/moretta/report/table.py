@@ -65,7 +65,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of numbers as text. heads: of the columns, that of the rows' names first. over: names above the heads."""
+    """A table of numbers as text.
+
+    Attributes:
+        heads: The heads of the columns; the first is that of the rows' names.
+        over: Names above the heads.
+    """
 
     heads: tuple[str, ...]
     rows: tuple[Row, ...]

@@ -69,7 +69,13 @@ class RunRows:
 
 @dataclass(frozen=True)
 class RowChecks:
-    """Checks of rows. shape: of a row. rules: of preparation. names: of columns, if any. tokens: whether integers."""
+    """Checks of rows.
+
+    Attributes:
+        shape: The shape of a row.
+        names: The names of columns; empty without names.
+        tokens: Whether rows are whole numbers.
+    """
 
     shape: tuple[int, ...]
     rules: ColumnRules

@@ -109,7 +109,7 @@ class Session:
         silos: The silos that take part.
         place: The state of the run and its roles, at the beginning or at its last checkpoint.
         folder: None writes nothing.
-        transport: Makes the engine of remote silos; None runs them in this process.
+        transport: Makes the engine of remote silos; None asks silos of this machine.
     """
 
     def __init__(

@@ -155,7 +155,7 @@ class RunFiles:
     """Write the files of one session of a run, in the order of its methods.
 
     Args:
-        place: The place where the session began.
+        place: The beginning of the session.
         recorder: Records the views; None if they are not recorded.
         rounds: The number of the last round.
     """

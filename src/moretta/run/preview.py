@@ -190,7 +190,12 @@ def _owners(silos: Iterable[Silo]) -> list[Silo]:
 def look_of_sums(
     counted: Counted, silos: int, names: Sequence[str], class_names: Sequence[str], table: Schema | None
 ) -> dict[str, Any]:
-    """Return the look that sums may show (`moretta.data.look.Look.plain`). silos: their number. names: of inputs."""
+    """Return the look that sums may show (`moretta.data.look.Look.plain`).
+
+    Args:
+        silos: The number of silos.
+        names: The names of inputs; empty numbers them.
+    """
     if not len(counted.present):
         columns = []
     elif table is not None:

@@ -121,7 +121,12 @@ class PublicRun:
 
 @dataclass(frozen=True)
 class Heard:
-    """A message that a role sent or received. peer: its other end. number: of the round in whose view it is."""
+    """A message that a role sent or received.
+
+    Attributes:
+        peer: The other end.
+        number: The round in whose view the message is.
+    """
 
     direction: str
     peer: str

@@ -37,7 +37,13 @@ def as_outputs(y: Array, outputs: int) -> Floats:
 def counts_from_head(
     run: PublicRun, gradient: Tensors, h: Floats, outputs: Floats, y: NDArray[np.int64], rows: int
 ) -> NDArray[np.int64]:
-    """Return the number of rows of each class, [classes]. h, outputs: on background rows; y: their classes."""
+    """Return the number of rows of each class, int64[classes].
+
+    Args:
+        h, outputs: The head's inputs and outputs on background rows, [background, inputs] and [background, outputs].
+        y: The classes of background rows, [background].
+        rows: The number of rows behind the gradient.
+    """
     answers = np.asarray(estimates_of(outputs, run.loss), np.float64)
     if run.head_bias:
         slope = np.asarray(gradient[run.head_bias], np.float64)

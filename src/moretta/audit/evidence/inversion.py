@@ -58,7 +58,12 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Effort:
-    """The effort of a search. starts: of each method. steps: of L-BFGS and of Adam in each, Adam 0 to omit it."""
+    """The effort of a search.
+
+    Attributes:
+        starts: The starts of each method.
+        steps, adam: The steps of L-BFGS and of Adam from each start; 0 omits Adam.
+    """
 
     starts: int = 2
     steps: int = 200
@@ -80,7 +85,13 @@ class Effort:
 
 @dataclass(frozen=True)
 class Inverted:
-    """The nearest result. x: [rows, *shape]; y: [rows, outputs], chances or targets; distance: relative, squared."""
+    """The nearest result.
+
+    Attributes:
+        x: [rows, *shape].
+        y: [rows, outputs]: probabilities of classes, or targets.
+        distance: The squared distance of the gradient, relative to the seen one.
+    """
 
     x: Floats
     y: Floats

@@ -91,7 +91,12 @@ def _terms(name: str, args: Any) -> int:
 
 
 def cost_of_row(model: nn.Module, shape: tuple[int, ...], *, tokens: bool = False) -> float:
-    """Return the multiplications of one row's forward pass. shape: of a row. tokens: whether rows are token ids."""
+    """Return the multiplications of one row's forward pass.
+
+    Args:
+        shape: The shape of a row.
+        tokens: Whether rows are token ids.
+    """
     dtype = next(model.parameters()).dtype
     # Two rows, as an exported program may need them, and copies of what they change: running statistics.
     rows = torch.ones((2, *shape), dtype=torch.int64 if tokens else dtype)

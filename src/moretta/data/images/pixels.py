@@ -130,7 +130,15 @@ def read_image(content: bytes, where: str, form: ImageForm) -> tuple[Pixels, tup
 
 
 def formed(pixels: Pixels, spacing: tuple[float, float] | None, form: ImageForm, where: str) -> Pixels:
-    """Return pixels in this form. spacing: mm apart, down and across, if known. Raises ParameterError if impossible."""
+    """Return pixels in this form.
+
+    Args:
+        spacing: The mm between pixels, down and across, if known.
+        where: The start of each error's sentence.
+
+    Raises:
+        ParameterError: The pixels cannot have this form.
+    """
     pixels = _in_channels(pixels, form.channels)
     if form.spacing is not None and form.size is not None:
         pixels = _cut(_spaced(pixels, spacing, form.spacing, where), form.size)

@@ -12,7 +12,14 @@ from moretta.contract.memory import check_memory
 
 
 def read_parquet(content: bytes, path: Path) -> Any:
-    """Return a Parquet file's table. path: names the file in errors. Raises pyarrow's errors, and ParameterError."""
+    """Return a Parquet file's table.
+
+    Args:
+        path: The file's name in errors.
+
+    Raises:
+        ParameterError: The table would take more memory than is free. pyarrow raises its own errors.
+    """
     import pyarrow
     import pyarrow.parquet
 

@@ -155,7 +155,13 @@ class ColumnMapping(Section):
 
 @dataclass(frozen=True)
 class MappingEffect:
-    """The effect of a mapping on a file. rows: of the file. renamed, dropped: columns. recoded, converted: cells."""
+    """The effect of a mapping on a file.
+
+    Attributes:
+        rows: The number of the file's rows.
+        renamed, dropped: Numbers of columns.
+        recoded, converted: Numbers of cells, by column.
+    """
 
     rows: int
     renamed: int

@@ -229,7 +229,12 @@ def words_of(column: Column) -> Column:
 
 
 class WrongRows(ParameterError):
-    """Some rows of a column do not fit the schema. wrong: bool[rows]. what: the wrong content, in words."""
+    """Some rows of a column do not fit the schema.
+
+    Attributes:
+        wrong: Whether a row is wrong, bool[rows].
+        what: The wrong content, in words.
+    """
 
     def __init__(self, sentence: str, wrong: NDArray[np.bool_], what: str) -> None:
         super().__init__(sentence)
@@ -237,7 +242,12 @@ class WrongRows(ParameterError):
 
 
 def refuse(wrong: NDArray[np.bool_], what: str, remedy: str, where: str = "") -> None:
-    """Raise `moretta.errors.ParameterError` if a row is wrong. what: the wrong content. where: begins the sentence."""
+    """Raise `WrongRows` if a row is wrong.
+
+    Args:
+        wrong, what: As in `WrongRows`.
+        where: The start of the sentence.
+    """
     if wrong.any():
         rows = f"{int(wrong.sum())} of {len(wrong)} rows (the first is row {int(np.argmax(wrong)) + 1})"
         raise WrongRows(f"{where}{what} in {rows}; {remedy}", wrong, what)

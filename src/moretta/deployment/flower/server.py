@@ -167,7 +167,12 @@ def _sent(asked: FlowerMessage) -> ArrayRecord:
 
 
 class SumServer:
-    """The server's role: one sum a round. arrays: those that silos train and return. total: of the last round."""
+    """The server's role: one sum a round.
+
+    Attributes:
+        arrays: The arrays that silos train and return.
+        total: The sum of the last round; None without one.
+    """
 
     def __init__(self, settings: SecureAggregation, rules: Rules, most_weight: int) -> None:
         self._settings, self._most_weight = settings, most_weight

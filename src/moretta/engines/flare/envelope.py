@@ -211,13 +211,27 @@ def pack(header: Request | Reply, body: bytes = b"", sign: Sign | None = None) -
 
 
 def request_of(data: object, largest: int = LARGEST) -> tuple[Request, Envelope]:
-    """Return a server's request. Raises CodecError for anything else. largest: the most bytes of a body."""
+    """Return a server's request.
+
+    Args:
+        largest: The largest number of bytes of a body.
+
+    Raises:
+        CodecError: The data are anything else.
+    """
     envelope = _split(data, largest)
     return _read(_REQUEST, envelope.header, "request"), envelope
 
 
 def reply_of(data: object, largest: int = LARGEST) -> tuple[Reply, Envelope]:
-    """Return a site's reply. Raises CodecError for anything else. largest: the most bytes of a body."""
+    """Return a site's reply.
+
+    Args:
+        largest: The largest number of bytes of a body.
+
+    Raises:
+        CodecError: The data are anything else.
+    """
     envelope = _split(data, largest)
     return _read(_REPLY, envelope.header, "reply"), envelope
 

@@ -55,7 +55,12 @@ class Sentence(_Part):
 
 
 class Chapter(_Part):
-    """One section of a dossier. number: of the EDPB's template. clauses: those that it follows."""
+    """One section of a dossier.
+
+    Attributes:
+        number: The section's number in the EDPB's template.
+        clauses: The clauses that it follows.
+    """
 
     number: str
     title: str

@@ -17,7 +17,13 @@ PARTIES, CONTROLLERS, OFFICER = "the parties", "the controllers", "the data-prot
 
 @dataclass(frozen=True)
 class Question:
-    """One question. key: of `dossier.toml`. section: of the dossier. by: who must answer."""
+    """One question.
+
+    Attributes:
+        key: Its key in `dossier.toml`.
+        section: The section of the dossier.
+        by: The role that must answer.
+    """
 
     key: str
     section: str
@@ -79,7 +85,7 @@ def read_answers(path: Path) -> Mapping[str, Sequence[str]]:
     """Return the answers of a file by key, each as its texts; an empty text is no answer.
 
     Raises:
-        ParameterError: The file cannot be read, or has an unknown key or an answer that is not text.
+        ParameterError: The file cannot be read, has an unknown key, or has an answer that is not text or is too long.
     """
     try:
         tables = tomllib.loads(read_text(path.parent, path.name))

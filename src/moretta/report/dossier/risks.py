@@ -152,7 +152,12 @@ def epsilon(evidence: Evidence) -> Iterator[Sentence]:
 
 @dataclass(frozen=True)
 class Assumption:
-    """An assumption on roles and machines. phrase: the words of SECURITY.md behind it. where: the runs it is for."""
+    """An assumption on roles and machines.
+
+    Attributes:
+        phrase: The words of SECURITY.md behind it.
+        where: Returns whether it is for a run.
+    """
 
     text: str
     phrase: str

@@ -78,7 +78,12 @@ def _draws(case: Case, seen: Mapping[int, estimates.Round], rows: int, uploads: 
 
 
 def z_scores(uploaded: Floats, of_data: Floats, of_noise: Floats) -> tuple[float, Floats]:
-    """Return z of the uploaded x_k, and of a third of the noise batches. of_data: [K]; of_noise: [batches, K]."""
+    """Return z of the uploaded x_k, and of a third of the noise batches.
+
+    Args:
+        uploaded, of_data: x_k of the upload and of the data, [K].
+        of_noise: x_k of noise batches, [batches, K].
+    """
     third = len(of_noise) // 3
     towards = of_data - of_noise[:third].mean(axis=0)
     measured = of_noise[third : 2 * third] @ towards

@@ -84,7 +84,13 @@ def attack(case: Case) -> Claim:
 
 
 def solved(z: Floats, moved: Floats, noise: float) -> Floats:
-    """Solve z(k) - z(1) = X (D1(k) - D1(1))' for X by a ridge. z: [K, rows, H1]; moved: [K, H1, columns]."""
+    """Solve z(k) - z(1) = X (D1(k) - D1(1))' for X, [rows, columns], by a ridge.
+
+    Args:
+        z: [K, rows, H1].
+        moved: D1 of each round, [K, H1, columns].
+        noise: The square root of the ridge.
+    """
     right = np.concatenate(list(z[1:] - z[0]), axis=1)  # [rows, (K - 1) H1]
     left = np.concatenate(list(moved[1:] - moved[0]))  # [(K - 1) H1, columns]
     u, sizes, v = np.linalg.svd(left, full_matrices=False)

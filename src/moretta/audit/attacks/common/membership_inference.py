@@ -250,7 +250,12 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
 
 
 def told_apart(claim: Claim, truth: Truth, silo: str, who: str) -> AttackResult:
-    """Return the finding of claimed ratios. silo: the attacked one. who: begins the sentence."""
+    """Return the finding of claimed ratios.
+
+    Args:
+        silo: The attacked silo.
+        who: The start of the sentence.
+    """
     *_, member, pair = candidates(truth, silo)
     area, interval = auc(claim["score"][member], claim["score"][~member])
     models, shadows, steps = (int(number) for number in claim["models"])

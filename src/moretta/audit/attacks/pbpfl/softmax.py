@@ -229,7 +229,13 @@ def attack_offset(case: Case) -> Claim:
 
 
 def differences(z: Floats, alpha: Floats, p: Floats) -> Floats:
-    """Return r less its mean over outputs, [outputs]. z: y^ up to row constants, [rows, outputs]; alpha: [rows]."""
+    """Return r less its mean over outputs, [outputs].
+
+    Args:
+        z: y^ up to row constants, [rows, outputs].
+        alpha: [rows].
+        p: The softmax, [rows, outputs].
+    """
     rest = z - np.log(np.maximum(p, TINY))
     rest -= rest.mean(axis=1, keepdims=True)
     return np.asarray(alpha @ rest / max(float(alpha @ alpha), TINY))
