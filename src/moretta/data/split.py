@@ -184,7 +184,7 @@ def cut(
 
 
 def places_of(ends: RowNumbers, rows: RowNumbers | None) -> RowNumbers:
-    """Return the numbers of units before cuts, so that about `ends` rows precede. rows: of each unit, or None."""
+    """Return the numbers of units before cuts, so that about `ends` rows precede. rows: each unit's; None counts 1."""
     if rows is None:
         return ends
     reached = np.concatenate([[0], np.cumsum(rows)])

@@ -251,7 +251,7 @@ def reach_by_grpc(kit: Path, wait: float = WAIT) -> str:
 
 
 def own_address(kit: Path) -> str:
-    """Return the address by which a server reaches itself under the name that sites use, as for logins.
+    """Return a sentence with the address by which a server reaches itself under the name that sites use.
 
     Until FLARE's server runs, a stand-in answers.
 

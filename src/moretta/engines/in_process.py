@@ -47,7 +47,7 @@ NO_MISHAP = Mishap()
 
 
 class Injector:
-    """Chooses the fault of each message, in order of sending. phases: by tag, unless it is "upload"."""
+    """Chooses the fault of each message, in order of sending. phases: the phase by tag, else "upload"."""
 
     def __init__(self, faults: Faults, phases: Mapping[str, FaultPhase]) -> None:
         self._faults, self._phases = faults, phases

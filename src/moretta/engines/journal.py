@@ -213,7 +213,11 @@ class Rewritten(Exception):  # not an error: the reader begins again
 
 
 class GrowingFile:
-    """Reads a growing file's new whole lines; the file may appear later. mark: of the property, else the beginning."""
+    """Reads a growing file's new whole lines. The file may appear later.
+
+    Args:
+        mark: The position to begin at, from the property `mark`; empty begins at the file's start.
+    """
 
     def __init__(self, path: Path, mark: str = "") -> None:
         self._path = path

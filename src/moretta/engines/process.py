@@ -68,7 +68,14 @@ class Process:
 
     @contextlib.contextmanager
     def within(self, seconds: float, gone: Callable[[str], Exception]) -> Iterator[None]:
-        """Limit reading and writing to these seconds, then kill the process. gone: closes it, and returns the error."""
+        """Limit reading and writing to these seconds, then kill the process.
+
+        Args:
+            gone: Closes the process, and returns the error for a reason in words.
+
+        Raises:
+            Exception: The error of `gone`: the process is late, has ended or sends malformed answers.
+        """
         for pipe in self._pipes:
             pipe.until = time.monotonic() + seconds
         try:

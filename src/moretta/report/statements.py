@@ -315,7 +315,7 @@ def _kind(aim: str, attempts: Sequence[Attacked]) -> Iterator[Phrase]:
 
 
 def successes(aim: str, attempts: Sequence[Attacked]) -> str:
-    """Return how many attacks of one severity succeeded, without a full stop. aim: of the attacks."""
+    """Return how many attacks of one severity succeeded, without a full stop. aim: the attacks' aim, as "to .."."""
     won, silent = (sum(attack.ended == ended for attack in attempts) for ended in ("succeeded", "no evidence"))
     if not attempts:
         return f"no attack tried {aim}"

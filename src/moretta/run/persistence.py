@@ -196,7 +196,7 @@ class RunFiles:
         return AskedTakes(Journal(self.folder.path / "checkpoint" / TAKES))
 
     def add(self, line: Mapping[str, Any], best: BestRound | None) -> None:
-        """Write the files of a finished round, or of a lost one. line: of the history."""
+        """Write the files of a finished round, or of a lost one. line: the round's line of the history."""
         number = line["round"]
         self.flush_views()  # first, so that every round in the history has its views
         self.folder.append(line)

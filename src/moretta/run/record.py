@@ -328,7 +328,7 @@ def sums_of(end: RoundEnd) -> list[dict[str, Any]]:
 
 
 def sum_line(opened: OpenedSum, of: str) -> dict[str, Any]:
-    """Return the line of one sum. of: "round" or "release", for a sum outside set-ups."""
+    """Return the line of one sum. of: the purpose outside set-ups, "round" or "release"."""
     return {
         "of": "set-up" if opened.set_up else of,
         "round": opened.round,
@@ -440,7 +440,7 @@ OnRound = Callable[[FinishedRound], object]
 
 
 def round_of(line: Mapping[str, Any], rounds: int) -> FinishedRound:
-    """Return a callback's argument for a line of the history. rounds: of the whole run."""
+    """Return a callback's argument for a line of the history. rounds: the number of rounds in the run."""
     return FinishedRound(
         number=line["round"],
         rounds=rounds,

@@ -85,7 +85,8 @@ class Truth:
             takes the first half of the test rows.
 
     Raises:
-        ParameterError: The run was not recorded, or its folder is not whole. Settings, seed or rows have changed since.
+        ParameterError: The run was not recorded, its silos were on several machines, or its folder is not whole.
+            Settings, seed or rows have changed since.
     """
 
     def __init__(
@@ -243,7 +244,7 @@ class Truth:
         return self.prepared(member.x, member.y, silo)
 
     def joined(self, used: Mapping[str, Any]) -> Rows:
-        """Return some rows of several silos, one silo after the other. used: which of its rows, by silo."""
+        """Return some rows of several silos, one silo after the other. used: the numbers of each silo's rows."""
         parts = [self.rows(silo).of(index) for silo, index in used.items()]
         return Rows(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
 

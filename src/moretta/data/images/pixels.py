@@ -159,7 +159,7 @@ def squares(x: NDArray[np.uint8], size: int | None) -> NDArray[np.uint8]:
 
 
 def pillow(whose: str = "folders of images need", extra: str = "images") -> Any:
-    """Return Pillow. whose, extra: the begin of the error without Pillow, and the extra that has it."""
+    """Return Pillow. whose, extra: the start of the error without Pillow, and the extra that installs it."""
     try:
         from PIL import Image
     except ImportError as error:

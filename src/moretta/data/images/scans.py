@@ -38,7 +38,7 @@ GREY = ("MONOCHROME1", "MONOCHROME2")
 
 @dataclass(frozen=True)
 class GreyWindow:
-    """The values that become 0 to 1. function: of DICOM's VOILUTFunction."""
+    """The values that become 0 to 1. function: the value of DICOM's VOILUTFunction."""
 
     center: float
     width: float

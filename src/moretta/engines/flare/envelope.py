@@ -135,7 +135,7 @@ class SiteReady(_Header):
 
 
 class Busy(_Header):
-    """Not done yet. long: whether it is done, and too long for a plain reply, so poll by a stream."""
+    """The work is not done, or (long) it is done and too long for a plain reply, so poll by a stream."""
 
     kind: Literal["busy"] = "busy"
     long: bool = False

@@ -94,7 +94,7 @@ class RemoteSite:
 
 
 class Liveness:
-    """The sites of a run, by name, and one session's requests to them. Args: as of `delivery.Sites`."""
+    """The sites of a run, by name, and one session's requests to them. Arguments: see `delivery.Sites`."""
 
     def __init__(
         self,

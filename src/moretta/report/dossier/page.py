@@ -163,7 +163,7 @@ class Files:
 
 @dataclass(frozen=True)
 class Written:
-    """A written dossier. content: that of its JSON."""
+    """A written dossier. content: the content of its JSON."""
 
     files: Files
     content: dict[str, Any]

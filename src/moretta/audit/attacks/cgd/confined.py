@@ -177,7 +177,7 @@ def aligned_order(truth: Truth, name: str) -> NDArray[np.int64] | None:
 
 @dataclass(frozen=True)
 class JointRow:
-    """A row of a grid in the form "joint": its holders' columns, z and Delta. name: of the row."""
+    """A row of a grid in the form "joint", by its name: its holders' columns, z and Delta."""
 
     truth: Truth
     grid: Grid

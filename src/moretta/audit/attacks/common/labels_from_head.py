@@ -54,9 +54,9 @@ def attack(case: Case) -> Claim:
     """Claim the counts of labels in uploads, and those that a masked upload's own words would give.
 
     Returns:
-        ``counts``, [rounds, uploads, classes], and ``present``, [rounds, silos]: whether a silo's upload counted. If
-            uploads are masked also ``masked``, [rounds, classes], and ``masked_of``, the place of the silo of that
-            upload.
+        ``counts``, [rounds, uploads, classes], and ``present``, [rounds, silos]: whether a silo's upload counted. Under
+            masks, unless the server's own secret recovers gradients, also ``masked``, [rounds, classes], and
+            ``masked_of``, the place of the silo of that upload.
     """
     claims = [_of_round(case, number) for number in case.arrays["rounds"].tolist()]
     return {"rounds": case.arrays["rounds"]} | {n: np.array([claim[n] for claim in claims]) for n in claims[0]}
