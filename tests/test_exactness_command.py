@@ -147,7 +147,7 @@ def test_what_stays_unperturbed_is_listed_with_its_reason() -> None:
     plain = call(*command("sines", "4"))
     assert plain.code == 0
     assert "passes: PBPFL trains this model exactly" in plain.out
-    assert "unperturbed: body.weight" in plain.out
+    assert "no free scale on one side or both: body.weight" in plain.out
 
 
 def test_the_randomness_is_fixed() -> None:
@@ -163,7 +163,7 @@ def test_without_json_the_numbers_are_lines() -> None:
     done = call(*command("convolutions", "2,5,5"))
     assert (done.code, done.err) == (0, "")
     assert re.match(r"passes: PBPFL trains this model exactly \(\d+ free scales, continuous\)\n", done.out)
-    for name in ("relative error float64", "relative error float32", "buffers error float64"):
+    for name in ("relative error float64", "relative error float32", "relative error of running statistics float64"):
         assert re.search(rf"{name}: \d\.\de[+-]\d\d", done.out)
 
 

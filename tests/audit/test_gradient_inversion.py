@@ -155,7 +155,7 @@ def test_sum_has_the_survivors_rows(tmp_path, protocol):
 
 
 def test_failed_search_does_not_say_that_rows_were_found(masked):
-    assert "the server looks for the row in it and ends at a mean squared error of" in attacked(ATTACK, masked).sentence
+    assert "the server looks for the row in it and reaches a mean squared error of" in attacked(ATTACK, masked).sentence
 
 
 def uneven_rows():

@@ -516,7 +516,9 @@ def test_the_command_writes_by_default(run):
     folder = run("fedsgd")
     done = call("dossier", folder)
     assert (done.code, done.err) == (0, "")
-    assert re.fullmatch(rf"{re.escape(str(folder))}/dossier.html: \d+ sentences, \d+ questions are open\n", done.out)
+    assert re.fullmatch(
+        rf"{re.escape(str(folder))}/dossier.html: \d+ sentences; \d+ questions are still open\n", done.out
+    )
     told = call("dossier", folder, "--out", folder / "other.html", "--json").told
     assert told == {
         "format": 1,

@@ -13,7 +13,7 @@ from moretta.errors import ParameterError
 from moretta.report.audit import audit_lines, leak, side_by_side
 from moretta.report.folder import read_run
 from moretta.report.page import write_report
-from moretta.report.statements import UNTESTED, privacy_statements, verdicts
+from moretta.report.statements import UNTESTABLE, UNTESTED, privacy_statements, verdicts
 
 RUN = "9f3c1a77b2d04e55"
 ATTACKS = [
@@ -198,7 +198,7 @@ def test_sentences_have_their_attacks_for_evidence(make_run):
         "canonical-form"
         in said["Gets a released model that predicts as the true model does, because it computes the same function."]
     )
-    assert said["Holds the true model."] == UNTESTED
+    assert said["Holds the true model."] == UNTESTABLE
 
 
 def test_an_attack_is_evidence_for_what_it_tests_alone(make_run):
@@ -212,8 +212,8 @@ def test_an_attack_is_evidence_for_what_it_tests_alone(make_run):
 
     of = evidence("pbpfl", "silo-property", "membership-inference")
     assert [text for text, told in of.items() if "silo-property" in told] == [
-        "Learns, where the last layer has a bias, the balance of the other silos’ labels: plain gradient steps of that "
-        "bias show it."
+        "Can estimate the balance of the other silos’ labels, where the last layer has a bias that plain gradient "
+        "steps move."
     ]
     assert (
         "membership-inference"

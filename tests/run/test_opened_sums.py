@@ -28,7 +28,7 @@ from moretta.secure_aggregation.plain import PlainAggregator
 
 FEW = "fewer than three expose each other"
 DIFFER = "differences of totals"
-TWO_SETS = "sums of one round over two sets of silos"
+TWO_SETS = "two takes of a round were opened, over different silos"
 STATISTICS = "the other’s means and deviations of input columns"
 
 SET_UP, UPLOAD, UNMASKING = "set-up", "upload", "unmasking"

@@ -213,7 +213,9 @@ def reproduce(
         "runs/reproduce"
     ),
     epochs: Annotated[int | None, typer.Option(help="Train this many epochs instead.")] = None,
-    only: Annotated[list[str], typer.Option(metavar="LEVEL", help="Train only cells of this level. May repeat.")] = [],  # noqa: B006  # typer reads the default, nothing writes to it
+    only: Annotated[
+        list[str], typer.Option(metavar="NAME", help="Train only cells whose row or column has this name. May repeat.")
+    ] = [],  # noqa: B006  # typer reads the default, nothing writes to it
     experiments: Annotated[Path, typer.Option(help="The folder of experiments.")] = Path("experiments"),
     overrides: Overrides = [],  # noqa: B006  # typer reads the default, nothing writes to it
 ) -> None:

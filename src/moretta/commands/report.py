@@ -119,7 +119,7 @@ def write(
         "sentences": every,
         "open": open_ones,
     }
-    say(result, lambda: print(f"{written.files.page}: {every} sentences, {open_ones} questions are open"))
+    say(result, lambda: print(f"{written.files.page}: {every} sentences; {open_ones} questions are still open"))
 
 
 @dossier.command("sign")

@@ -191,7 +191,8 @@ def _beside(record: RunRecord, records: Sequence[RunRecord]) -> str:
             other for other in records if _trains(other) == way_of and other is not record and _alike(other, record)
         ]
         known = [value for other in others if (value := other.test.figure(key)) is not None]
-        neighbours += [f"{_written(key, value)} {words}" for value in known[:1]]
+        named = f"{WORDS[key]} " * (len(record.test.headline) > 1)  # after several figures
+        neighbours += [f"{named}{_written(key, value)} {words}" for value in known[:1]]
     return f", beside {enumerated(neighbours)}" if neighbours else ""
 
 
@@ -389,6 +390,7 @@ ROLES: dict[Role, tuple[str, ...]] = {
 """The roles whose claims are under each heading, in the order of the page."""
 
 UNTESTED = "not yet tested by an attack on this run"
+UNTESTABLE = "no attack tests it"
 
 
 @dataclass(frozen=True)
@@ -402,17 +404,23 @@ class Tested:
 
 @dataclass(frozen=True)
 class Statement:
-    """A sentence on what one role sees or can infer. tested: the attacks on this run that tested it."""
+    """A sentence on what one role sees or can infer.
+
+    Attributes:
+        tested: The attacks on this run that tested it.
+        testable: Whether any attack tests it.
+    """
 
     role: Role
     text: str
     tested: tuple[Tested, ...] = ()
+    testable: bool = True
 
     @property
     def evidence(self) -> str:
         """The support of the sentence, in words."""
         if not self.tested:
-            return UNTESTED
+            return UNTESTED if self.testable else UNTESTABLE
         return f"tested on this run: {'; '.join(f'{test.who} ({test.attack}): {test.outcome}' for test in self.tested)}"
 
 
@@ -425,7 +433,7 @@ def privacy_statements(record: RunRecord) -> tuple[Statement, ...]:
     for role in ROLES:
         for claim in _stated(run, role):
             tested = tuple(_tested(attack) for attack in attacked if attack.attack in claim.attacks)
-            statements.append(Statement(role, claim.sentence(run), tested))
+            statements.append(Statement(role, claim.sentence(run), tested, bool(claim.attacks)))
     return tuple(statements)
 
 

@@ -472,7 +472,7 @@ SCALES: Mapping[str, str] = {
     "Accuracy": "fraction of rows classified correctly",
     "Top-5 accuracy": "fraction of rows whose class is among the five likeliest",
     "Balanced accuracy": "mean over classes of the fraction of their rows classified correctly",
-    "AUC": "probability that a positive row scores above a negative one; 0.5 is guessing",
+    "AUC": "probability that a row of a class scores above a row of another; 0.5 is guessing",
     "Average precision": "mean precision over all thresholds, each weighted by the recall that it adds",
     "F1": "harmonic mean of precision and recall",
     "F1, mean of classes": "mean over classes of the harmonic mean of precision and recall",
@@ -480,7 +480,7 @@ SCALES: Mapping[str, str] = {
     "Calibration error": "mean gap between stated probability and accuracy; 0 is perfect",
     "Mean squared error": "mean squared distance from the targets; 0 is perfect",
     "Rows": "rows scored, which are not the same ones for these runs",
-    "Loss": "loss on these rows, without class weights and label smoothing; less is better",
+    "Loss": "training loss on these rows, without class weights and label smoothing; less is better",
 }
 """By the beginning of a measure's name in a comparison: its definition, in one short phrase."""
 
@@ -520,7 +520,7 @@ def figure(value: float | None) -> str:
     """Return a score in a few digits: 0.999, and 1 only if it is not less."""
     if value is None:
         return MISSING
-    return f"{value:.3g}" if value == 0 or 1e-3 <= abs(value) < 0.9995 or abs(value) >= 1.0 else f"{value:.6g}"
+    return f"{value:.6g}" if 0.9995 <= abs(value) < 1.0 else f"{value:.3g}"
 
 
 def ends(attack: Attacked) -> str:

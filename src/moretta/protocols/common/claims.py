@@ -271,7 +271,7 @@ is_carried_otherwise = Condition(
 
 
 NOT_SHOWN = "which this run’s record does not show"
-TWO_SETS = "silos helped it open sums of one round over two sets of silos"
+TWO_SETS = "two takes of a round were opened, over different silos"
 HISTOGRAMS = ", and for a column whose median is filled in, the number in each of 64 equal parts of its range"
 UP_TO_ROWS = "up to the change that new rows make in the other silos’ updates"
 _DIFFERENT = "not all sums are over the same silos"
@@ -280,7 +280,7 @@ _RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 def _ring(record: Record) -> str:
     bits = (record.get("secure_aggregation") or {}).get("ring_bits")
-    return f"; sums are modulo 2{str(bits).translate(_RAISED)}" if bits else ""
+    return f"; sums wrap at 2{str(bits).translate(_RAISED)}" if bits else ""
 
 
 def _if_standardised(record: Record) -> str:
@@ -621,7 +621,8 @@ SCALED_TARGETS = (
 TEST_ROWS = (
     server("ids", (has_test_rows,)).says(
         "learns for each silo whether any training row has one of the test rows’ ids or groups, where they have any. "
-        "An active server can learn the same for one list per session that it makes up, perhaps of one person"
+        "An active server can learn the same for one list that it makes up, perhaps of one person: once in each run, "
+        "or at a site once in all runs"
     ),
     silo("ids", (has_test_rows,)).says(
         "holds the digests of the ids or groups of the server’s test rows, where they have any, and the key. It learns "
@@ -643,7 +644,7 @@ SILO_STATISTICS = (COLUMNS_OF_ALL, ROWS_OF_ALL_IN_A_ROUND, WHO_TAKES_PART)
 
 
 LABELS_OF_OTHERS = silo("statistics", (steps_plainly,), ("silo-property",)).says(
-    "learns, where the last layer has a bias, {targets_of_others}: plain gradient steps of that bias show it"
+    "can estimate {targets_of_others}, where the last layer has a bias that plain gradient steps move"
 )
 
 

@@ -122,15 +122,15 @@ RECEIVED = (
         "receives a model whose parameter values are obfuscated{by_scales}|"
     ),
     silo("model", (is_scaled,), ("scales-from-low-bits",), kind="not given").says(
-        "is not given the scales by the low bits of one noisy model. The server holds weights in float64, sends fewer "
-        "bits of them, and moved each tensor of the start by about 2⁻²³ of its largest entry. That does not hide a "
+        "cannot read the scales from the low bits of one obfuscated model. The server holds weights in float64, sends "
+        "fewer bits of them, and moved each tensor of the start by about 2⁻²³ of its largest entry. That does not hide a "
         "start of fewer than 24 bits, such as ones or weights of eight bits",
         assumes="a start of 24 random bits or more that the silo does not know",
     ),
     silo("model", (is_scaled,), place="brief").says(
         "learns the ratio of the scales of two rounds by matching rows of weights by their direction. At best one "
-        "factor per hidden channel and the order of channels stay hidden for the whole run, to within the spread of "
-        "the start; from anyone who knows the start, neither stays hidden"
+        "factor per hidden channel and the channels’ order stay hidden. Neither stays hidden from anyone who knows the "
+        "first weights"
     ),
     silo("model", (has_forced_scales,), words=(forced,)).says(
         "receives {forced} no free scale, on one side or on both (forced_to_one in result.json says which, and why)"
@@ -200,8 +200,7 @@ CLAIMS = (
     shared.SCORES,
     *shared.TABLES,
     Claim("reader", None, kind="unclaimed").says(
-        "PBPFL does not hide the function of the model from silos: inference-only silos in an enclave (BAFFLE) are the "
-        "way to do that"
+        "PBPFL does not hide the function of the model from silos; no protocol of Moretta does"
     ),
     *shared.OF_ALL_RUNS,
 )

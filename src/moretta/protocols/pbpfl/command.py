@@ -39,7 +39,7 @@ def add_to(app: typer.Typer, needs_torch: Callable[[], AbstractContextManager[No
             ),
         ] = None,
     ) -> None:
-        """Check whether PBPFL trains a model exactly, and list what stays unperturbed."""
+        """Check whether PBPFL trains a model exactly, and list tensors without a free scale on some side."""
         with needs_torch():
             from moretta.data.references import OWN_CODE
             from moretta.models import catalogue
@@ -81,7 +81,8 @@ def _print_check(findings: Mapping[str, Any]) -> None:
         verdict = "passes: PBPFL trains this model exactly" if findings["passes"] else "does not pass"
         print(f"{verdict} ({findings['free_scales']} free scales, {findings['scales']})")
     for name in ("relative_error_float64", "relative_error_float32", "buffers_error_float64"):
-        print(f"  {name.replace('_', ' ')}: {findings[name]:.1e}")
+        what = name.replace("buffers_error", "relative error of running statistics").replace("_", " ")
+        print(f"  {what}: {findings[name]:.1e}")
     if fell_back:
         print(
             "  with continuous scales this model is as exact as its own float32 rounding "
@@ -90,4 +91,4 @@ def _print_check(findings: Mapping[str, Any]) -> None:
             f'or scales = "{findings["scales"]}" at the price of most of what scales hide, see docs/pbpfl.md'
         )
     for forced in findings["forced_to_one"]:
-        print(f"  unperturbed: {forced['tensor']}: {forced['because']}")
+        print(f"  no free scale on one side or both: {forced['tensor']}: {forced['because']}")

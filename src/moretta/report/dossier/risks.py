@@ -37,7 +37,7 @@ def method(evidence: Evidence) -> Iterator[Sentence]:
         views,
         "clause:opinion-attacks",
     )
-    rows = "the run’s test rows" if audit.background == TEST_ROWS else audit.background
+    rows = "half of the run’s test rows" if audit.background == TEST_ROWS else audit.background
     yield sentence(f"Attackers that use background knowledge had {rows}", of_audited("background"))
     yield sentence("An attack succeeded if the 95 % interval of its score lies above the score of guessing", tried)
     yield sentence("A failed attack proves nothing, because a stronger one may exist", tried)

@@ -57,7 +57,7 @@ MOST_ROWS = 256  # in a batch: pairing and search grow with them
 def fits(run: PublicRun) -> str:
     """Return why the attack cannot be tried; empty if it can."""
     if exposure(run).recovered and run.masked:
-        return "an upload is masked, and holds terms of a noisy model; the sum of all is attacked instead"
+        return "an upload is masked, and holds terms of an obfuscated model; the sum of all is attacked instead"
     if why := unsuited(run):
         return why
     many = "every batch has more rows than this search tries"
@@ -182,9 +182,9 @@ def compared(claim: Claim, truth: Truth, of: str) -> AttackResult:
     low, high = of_gain(pairs)
     chance = _by_luck(claim["x"], len(true.x), truth, inputs)
     rows = "the row" if len(pairs) == 1 else f"the {len(pairs)} rows"
-    did = f"finds {rows} in it with" if low > chance else f"looks for {rows} in it and ends at"
+    did = f"finds {rows} in it with" if low > chance else f"looks for {rows} in it and reaches"
     sentence = f"From {of} the server {did} a mean squared error of {error:.1e}"
-    sentence += f", where the mean background row has {usual:.1e}"
+    sentence += f". Guessing the mean background row gives {usual:.1e}"
     figures = {
         "mean_squared_error": error,
         "of_the_mean_row": usual,

@@ -103,7 +103,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
 
 ATTACK = Attack(
     name="adapter-product",
-    title="multiplies an adapter's two disguised matrices, and gets what it adds to the frozen model",
+    title="multiplies an adapter's two obfuscated matrices, and gets what it adds to the frozen model",
     severity="protocol",
     role="silo",
     source="B diag(1 / s) diag(s) A = B A where the layers around an adapter are frozen and public",

@@ -193,8 +193,8 @@ def score_steps(claim: Claim, truth: Truth) -> AttackResult:
         chance=float(np.median(guesses)),
         interval=kept(of_errors(np.maximum(0.0, 1.0 - cosines), 1.0 - guesses)),
         sentence=f"A silo follows the model's steps below the head in canonical form to a cosine of {median:.6f}, "
-        f"although the key is fresh in every round. The plain difference of two noisy models has {_short(fresh)}, or "
-        f"{_short(staying)} if scales and channels stay",
+        f"although the key is fresh in every round. The plain difference of two obfuscated models has "
+        f"{_short(fresh)}; with the same scales and order of channels in both it would have {_short(staying)}",
         figures={
             "rounds": float(len(cosines)),
             "lowest": float(cosines.min()),

@@ -179,13 +179,13 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     advantage = abs(_rate(claim["guess"], true == 1) - _rate(claim["guess"], true == 0))
     alone = (claim["distances"][..., 1] < claim["distances"][..., 0]) == true[:, None].astype(bool)
     return AttackResult(
-        measure="rate of games won; in each, the noisy model's true one is to be guessed out of two",
+        measure="rate of games won; in each, the obfuscated model's true one is to be guessed out of two",
         score=won / games,
         chance=0.5,
         constant=0.5,
         interval=of_rate(won, games),
-        sentence=f"A silo finds out which of two models a noisy one was made from in {won} of {games} games, by signs, "
-        "ranks and canonical forms",
+        sentence=f"A silo finds out which of two models an obfuscated one was made from in {won} of {games} games, by "
+        "signs, ranks and canonical forms",
         figures={
             "games": float(games),
             "advantage": advantage,
@@ -203,7 +203,7 @@ def _rate(guesses: Array, among: Array) -> float:
 
 ATTACK = Attack(
     name="lemma-6-distinguisher",
-    title="finds out which of two models a disguised model was made from",
+    title="finds out which of two models an obfuscated one was made from",
     severity="protocol",
     role="silo",
     source="signs, ranks and canonical forms; contradicts Definition 2 and Lemma 6 of Feng et al.",

@@ -257,20 +257,20 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
         raise ParameterError("no scale has a value of its own below the head")
     hits, games = int((claim["guess"] == true)[tried].sum()), int(tried.sum())
     return AttackResult(
-        measure=f"rate of scales distinguished from {CANDIDATES - 1} decoys by the low bits of one noisy model",
+        measure=f"rate of scales distinguished from {CANDIDATES - 1} decoys by the low bits of one obfuscated model",
         score=hits / games,
         chance=1.0 / CANDIDATES,
         constant=1.0 / CANDIDATES,
         interval=of_rate(hits, games),
         sentence=f"A silo distinguishes {hits} of {games} scales of round {number} from {CANDIDATES - 1} decoys each, "
-        "by the low bits of the noisy model",
+        "by the low bits of the obfuscated model",
         figures={"scales": float(games), "round": float(number)},
     )
 
 
 ATTACK = Attack(
     name="scales-from-low-bits",
-    title="works out the secret scales of the disguised model from its last digits",
+    title="works out the secret scales of the obfuscated model from its last digits",
     severity="protocol",
     role="silo",
     source="weights lie on a lattice of floats, of initialisers with 24 random bits; round(R o W) shows where",
