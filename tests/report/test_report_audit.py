@@ -220,7 +220,7 @@ def test_an_attack_is_evidence_for_what_it_tests_alone(make_run):
         in of["Gets a released model that predicts as the true model does, because it computes the same function."]
     )
     of = evidence("cgd", "confined-inversion", "two-party-exposure")
-    assert of["Holds a confined model that no other participant sees."] == UNTESTED
+    assert of["Holds a confined model that no other participant sees."] == UNTESTABLE
     (of_sum,) = (told for text, told in of.items() if "not another’s rows" in text)
     assert "confined-inversion" in of_sum
     assert "two-party-exposure" in of_sum

@@ -123,8 +123,8 @@ RECEIVED = (
     ),
     silo("model", (is_scaled,), ("scales-from-low-bits",), kind="not given").says(
         "cannot read the scales from the low bits of one obfuscated model. The server holds weights in float64, sends "
-        "fewer bits of them, and moved each tensor of the start by about 2⁻²³ of its largest entry. That does not hide a "
-        "start of fewer than 24 bits, such as ones or weights of eight bits",
+        "fewer bits of them, and moved each tensor of the start by about 2⁻²³ of its largest entry. That does not hide "
+        "a start of fewer than 24 bits, such as ones or weights of eight bits",
         assumes="a start of 24 random bits or more that the silo does not know",
     ),
     silo("model", (is_scaled,), place="brief").says(
