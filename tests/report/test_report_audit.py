@@ -13,7 +13,7 @@ from moretta.errors import ParameterError
 from moretta.report.audit import audit_lines, leak, side_by_side
 from moretta.report.folder import read_run
 from moretta.report.page import write_report
-from moretta.report.statements import UNTESTABLE, UNTESTED, privacy_statements, verdicts
+from moretta.report.statements import UNTESTABLE, privacy_statements, verdicts
 
 RUN = "9f3c1a77b2d04e55"
 ATTACKS = [
