@@ -174,7 +174,7 @@ def test_the_commands_lead_through_it(here: Path) -> None:
     assert "this may be another's request" in call(*words, "--fingerprint", "0000 1111").sentence
     assert not (here / "mine/north.reply").exists()
     signed = call(*words, "--fingerprint", asked["fingerprint"].upper().replace(" ", ""), "--json").told
-    assert signed == {"name": "north", "fingerprint": asked["fingerprint"], "reply": "mine/north.reply"}
+    assert signed == {"format": 1, "name": "north", "fingerprint": asked["fingerprint"], "reply": "mine/north.reply"}
     join = ("join", "north", "--silo", silo(), "--reply", "mine/north.reply")
     assert "set --fingerprint to the one that was read out" in call(*join).sentence
     assert "this may be another's reply" in call(*join, "--fingerprint", "00").sentence
