@@ -68,7 +68,7 @@ def tests(claim: Claim, names: Sequence[str]) -> str:
     """Return the attacks that test a claim under these protocols, or that there are none."""
     known = {attack.name: attack.protocols for attack in all_attacks()}
     found = [f"`{name}`" for name in claim.attacks if known[name] & set(names)]
-    rests = [f"it rests on {claim.rests_on}"] if claim.rests_on else []
+    rests = [f"tests hold it: {claim.rests_on}"] if claim.rests_on else []
     return "; ".join([", ".join(found) or "untested by an attack", *rests])
 
 

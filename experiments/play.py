@@ -283,7 +283,7 @@ def lines(told: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for one in told:
         yield f"{one['name']}: {one['title']} ({one['paper']})"
         quick, whole = (_lasting(one[minutes]) for minutes in ("quick_minutes", "minutes"))
-        yield f"    quick {quick}, whole {whole} on one core; data: {', '.join(one['data']) or 'none'}"
+        yield f"    quick form {quick}, whole {whole} on one core; data: {', '.join(one['data']) or 'none'}"
         origins |= one["data"]
     yield "Data sets, each in DIR, and where they are from:"
     yield from (f"    {name}: {origin}" for name, origin in sorted(origins.items()))
@@ -293,7 +293,7 @@ def lines(told: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def _lasting(minutes: float | None) -> str:
     if minutes is None:
         return "not timed"
-    return f"{minutes:.2g} min" if minutes < 90 else f"{minutes / 60:.3g} h"
+    return f"{minutes:.2g} min" if minutes < 90 else f"{minutes / 60:,.{1 if minutes < 600 else 0}f} h"
 
 
 def take_time(chosen: Reproduction, cell: Cell) -> dict[str, Any]:

@@ -268,12 +268,12 @@ class Reproduction:
         wanted = run_file.data.path
         if wanted is None:
             return run_file
-        what = f"{self.name} needs the data set {wanted} (of source {run_file.data.source})"
+        what = f'{self.name} needs the folder {wanted} (source = "{run_file.data.source}")'
         if self.data is None:
             raise ParameterError(f"{what}; name the folder that holds it by --data, or by the variable {DATA}")
         path = (self.data / wanted).absolute()
         if not path.exists():
-            raise ParameterError(f"{what}, and {self.data} has none of that name; name another folder by --data")
+            raise ParameterError(f"{what}; {path} does not exist; name the folder that holds it by --data")
         return run_file.model_copy(update={"data": run_file.data.model_copy(update={"path": path})})
 
     def train(self, cell: Cell, watch: Watch | None = None, folder: Path | None = None) -> dict[str, Any]:

@@ -209,7 +209,10 @@ def test_an_unknown_name_names_the_nearest() -> None:
 
 
 def test_missing_data_is_a_sentence(tmp_path: Path) -> None:
-    for data, said in ((None, "--data, or by the variable MORETTA_DATA"), (tmp_path, "has none of that name")):
+    for data, said in (
+        (None, "--data, or by the variable MORETTA_DATA"),
+        (tmp_path, "does not exist; name the folder"),
+    ):
         with pytest.raises(ParameterError, match=said):
             choose("pbpfl-table-1", EXPERIMENTS, data, quick=True).run(tmp_path / "out", quiet)
     assert not (tmp_path / "out").exists()

@@ -171,7 +171,7 @@ def test_a_guess_of_one_row_is_right_as_often_as_a_draw(tmp_path, scheme):
         assert found.chance == pytest.approx(usual[labels].mean())
         return
     assert found.figures["chance_of_masked_words"] == pytest.approx(usual[labels[::3]].mean())
-    assert f"where a guess has {usual[labels[::3]].mean():.1%}" in found.sentence
+    assert f"where a guess has {100 * usual[labels[::3]].mean():.1f} %" in found.sentence
 
 
 def test_a_drawn_guess_is_the_mean_over_draws():

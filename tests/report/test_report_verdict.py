@@ -19,7 +19,7 @@ from moretta.report.table import SCALES, SCORED, UNKNOWN, ZEROS, OverSeeds, Row,
 
 PROTOCOLS = tuple(ENTRIES)
 NEVER = ("safe", "secure ", "compliant", "anonym", "cannot learn", "guarantee", "no risk", "protected")
-IN_PROCESS = "One process ran all roles, so the owner of its machine saw everything. As separate roles, "
+IN_PROCESS = "One process ran all roles, so the owner of its machine saw everything. In separate roles: "
 
 
 def sentences(record, *others):

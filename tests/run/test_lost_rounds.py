@@ -116,10 +116,10 @@ def test_an_audit_leaves_a_lost_round_out(tmp_path: Path) -> None:
         (
             3,
             {},
-            "all of its 3 silos, and is lost where one stays away; with a roster (moretta keys new) and threshold = 2",
+            "all of its 3 silos; with a roster (moretta keys new) and threshold = 2",
         ),
         (3, {"threshold": 2}, "a round can do without 1 of its 3 silos"),
-        (4, {"threshold": 4}, "all of its 4 silos, and is lost where one stays away; a lower threshold"),
+        (4, {"threshold": 4}, "all of its 4 silos; with a lower threshold"),
         (4, {}, ""),
         (2, {}, ""),
         (3, {"scheme": "additive-shares"}, ""),

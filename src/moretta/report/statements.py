@@ -259,7 +259,7 @@ def _hidden(record: RunRecord, opening: str | None) -> str:
     roles = [f"{name} {enumerated(heads)}" for role, name in NAMES.items() if (heads := _of(role, held, run))]
     if not roles:
         return f"This version of the report has no sentence on what {label_of(record)} hides from whom."
-    whole = f"{first}. As separate roles, {'; '.join(roles)}" if first else "; ".join(roles)
+    whole = f"{first}. In separate roles: {'; '.join(roles)}" if first else "; ".join(roles)
     return f"{whole[0].upper()}{whole[1:]}."
 
 

@@ -98,13 +98,13 @@ def losable_of(federation: Trainable) -> list[str]:
         return []
     if (spare := count - secure.fewest(count)) > 0:
         return [f"a round can do without {spare} of its 3 silos"] if count == 3 else []
-    needs = f"a round needs all of its {count} silos, and is lost where one stays away"
+    needs = f"a round needs all of its {count} silos"
     if count > 3:
-        return [f"{needs}; a lower threshold in [secure-aggregation] lets it do without some"]
+        return [f"{needs}; with a lower threshold in [secure-aggregation] it can do without some"]
     roster = "" if secure.roster is not None else "a roster (moretta keys new) and "
     return [
-        f"{needs}; with {roster}threshold = 2 in [secure-aggregation] it can do without one, and then the server "
-        "together with one silo can read what another uploads"
+        f"{needs}; with {roster}threshold = 2 in [secure-aggregation] it can do without one. The price: the server "
+        "and one silo together can then read another silo’s upload"
     ]
 
 

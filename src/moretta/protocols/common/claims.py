@@ -593,7 +593,7 @@ TABLES = (
     server("statistics", (tabulates_at_silos,), kind="not given").says(
         "is given no silo’s own counts of classes: they are summed over one set of silos only, of three or more",
         assumes="the server does not know the counts of all other silos, from them or otherwise; no silo’s rows change "
-        "from run to run, and none allows sums over other sets (`[privacy]` of its silo.toml)",
+        "from run to run; no silo.toml allows sums over other sets (`[privacy]`)",
         rests_on="attacks in `tests/test_tables_at_silos.py`",
     ),
 )

@@ -92,8 +92,8 @@ SERVER = (
     ),
     shared.DIFFERENCES_OF_TOTALS,
     server("rows", (shared.is_cross_entropy, shows_softmax_to_server), OF_A_SERVER, place="front").says(
-        "sees the predicted probabilities (softmax) of each training row by itself|, and alpha, the sum of the last "
-        "layer’s inputs, in the cross-entropy exchange"
+        "sees the model’s prediction (softmax) for each single training row|, and alpha, the sum of the last layer’s "
+        "inputs, in the cross-entropy exchange"
     ),
     server("rows", (shared.is_cross_entropy, hides_softmax_from_server), ("server-softmax",), kind="not given").says(
         "sees two blinded ratios of each training row and alpha, the sum of the last layer’s inputs|, in the "

@@ -165,8 +165,8 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
         chance=AGREED,
         interval=of_rate(below, count) if order else (1.0, 1.0),
         sentence=f"The recorded seed shows the server {recorded:.2f} times what seeds show on average of a gradient "
-        f"that it would like to see. That is more than {place:.0%} of {count} seeds. The best of these would have "
-        f"shown {best:.2f} times the average; {when}",
+        f"that it would like to see. That is more than {100 * place:.0f} % of {count} seeds. The best of these would "
+        f"have shown {best:.2f} times the average; {when}",
         figures={
             "place": place,
             "gain_recorded": recorded,

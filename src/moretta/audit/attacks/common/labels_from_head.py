@@ -154,12 +154,15 @@ def _finding(of: str, scores: Floats, means: Floats, masked: Floats, constant: f
     got, guess = _against_guess(means)
     chance = float(guess.mean())
     low, high = of_mean(got - guess)  # the same batches: their luck is in both
-    sentence = f"From {of} the server counts the rows of each class in a batch, {got.mean():.1%} of them correctly"
+    sentence = (
+        f"From {of} the server counts the rows of each class in a batch, {100 * got.mean():.1f} % of them correctly"
+    )
     figures = {"exact": float(np.mean(scores[:, 0] > 1.0 - 1e-12)), "uploads": float(len(scores))}
     figures["units"] = float(len(means))
     if masked.size:
         right, alone = (float(shares.mean()) for shares in _against_guess(masked))
-        sentence += f". From one silo's masked upload it counts {right:.1%} correctly, where a guess has {alone:.1%}"
+        sentence += f". From one silo's masked upload it counts {100 * right:.1f} % correctly, "
+        sentence += f"where a guess has {100 * alone:.1f} %"
         figures |= {"from_masked_words": right, "chance_of_masked_words": alone}
     return AttackResult(
         measure="rows whose class is counted correctly, mean over batches",

@@ -290,7 +290,7 @@ def told_apart(claim: Claim, truth: Truth, silo: str, who: str) -> AttackResult:
         constant=0.5,
         interval=interval,
         sentence=f"{who} training rows from rows that nobody trained on with an AUC of {area:.2f}. "
-        f"With 1 % of false alarms it finds {hits:.0%} of them{bound}",
+        f"At a rate of false alarms of 1 % it finds {100 * hits:.0f} % of them{bound}",
         figures=figures,
     )
 

@@ -285,7 +285,7 @@ def score_classes(claim: Claim, truth: Truth) -> AttackResult:
         chance=chance,
         constant=float(majority.mean()),
         interval=(chance + low, chance + high),
-        sentence=f"A silo obtains the true prediction of {rate:.1%} of its rows, where Lemma 7 says {bound}",
+        sentence=f"A silo obtains the true prediction of {100 * rate:.1f} % of its rows, where Lemma 7 says {bound}",
         figures={
             "without_gamma": float(np.mean(claim["naive"] == true)),
             "lemma_bound": 1.0 / m,

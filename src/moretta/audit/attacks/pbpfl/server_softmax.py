@@ -133,7 +133,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
         "1 - relative error of each sample's softmax, median over rounds",
         *scores(*by_round),
         sentence=f"{who} the softmax of each of {rows} samples {to_error(error)} and "
-        f"guesses {hits / rows:.1%} of their labels by it",
+        f"guesses {100 * (hits / rows):.1f} % of their labels by it",
         figures={
             "relative_error": error,
             "mean_error": float(np.abs(p - true).mean()),
@@ -212,8 +212,8 @@ def score_masks(claim: Claim, truth: Truth) -> AttackResult:
         _balanced(images),
         1.0 / classes,
         bootstrapped(images, _balanced),
-        sentence=f"The server sees a segmentation of each of {len(images)} images, the true model's own at {agree:.1%} "
-        "of their positions",
+        sentence=f"The server sees a segmentation of each of {len(images)} images, the true model's own at "
+        f"{100 * agree:.1f} % of their positions",
         figures={"model_agreement": agree, "images": float(len(images)), "classes": float(classes)},
         constant=1.0 / classes,
     )
