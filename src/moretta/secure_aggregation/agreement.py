@@ -142,7 +142,10 @@ class Agreement:
 
     @cached_property
     def seals(self) -> Mapping[str, AESSIV]:
-        """The ciphers that seal each neighbour's shares: AES-SIV (RFC 5297), safe if a server repeats an ask."""
+        """The ciphers that seal each neighbour's shares: AES-SIV (RFC 5297).
+
+        A repeated request exposes at most whether two plaintexts are equal.
+        """
         return {name: _seal(seed, self.me, name) for name, seed in self.extracted.items()}
 
     @cached_property

@@ -69,7 +69,7 @@ QUESTIONS: Sequence[Question] = (
     Question("likelihood", "4.1.c", CONTROLLERS, "how likely and how severe is each risk, and is it acceptable"),
     Question("measures", "4.2.a", CONTROLLERS, "which further measures are taken against which risk"),
     Question("acceptance", "4.2.b", CONTROLLERS, "are the risks that remain acceptable, and why"),
-    Question("plan", "4.2.c", CONTROLLERS, "who does what until when, and when is this reviewed"),
+    Question("plan", "4.2.c", CONTROLLERS, "who does what by when, and when is this reviewed"),
     Question("advice", "5.1", OFFICER, "how do you advise on this processing"),
     Question(
         "views",
@@ -77,7 +77,13 @@ QUESTIONS: Sequence[Question] = (
         CONTROLLERS,
         "which views did data subjects or their representatives give, or why were they not asked",
     ),
-    Question("decision", "6", CONTROLLERS, "is the processing approved, on which conditions, rejected or consulted on"),
+    Question(
+        "decision",
+        "6",
+        CONTROLLERS,
+        "is the processing approved (on which conditions), rejected, or referred to the supervisory authority for "
+        "prior consultation",
+    ),
 )
 
 
