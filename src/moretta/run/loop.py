@@ -103,11 +103,11 @@ log = logging.getLogger("moretta")
 
 
 class Session:
-    """Run the remaining rounds of a run.
+    """One session of a run: its remaining rounds, and its end.
 
     Args:
-        silos: The silos that take part.
-        place: The state of the run and its roles, at the beginning or at its last checkpoint.
+        silos: The names of the silos that take part.
+        place: The run's id, its last finished round (0 at the beginning), its session and its settings' digest.
         folder: None writes nothing.
         transport: Makes the engine of remote silos; None asks silos of this machine.
     """
@@ -201,7 +201,7 @@ class Session:
                 self._files.flush_views()  # also the messages of a failed round
 
     def _driver(self) -> Driver:
-        """Return the driver of the server; the training seed, which is not secret, draws the silos of a round."""
+        """Return the driver of the rounds. If only some silos take part, the public training seed draws them."""
         spec = self._of.spec
         some = spec.run.participation < 1
         rows = [spec.data.least_rows or 0 if silo.remote else len(silo.x) for silo in self._of.silos]
@@ -245,7 +245,8 @@ class Session:
         """Score the model, and keep a round's line and its files; return whether the run stops."""
         test, validation = self._of.test, self._of.validation
         if (test is not None or validation is not None) and self._evaluates(line["round"]):
-            self._players.gather()  # not within `_lines`, because the roles are past the states that it would save
+            # Not within `_lines`: on failure that saves the last round of `_history`, and the roles are past it.
+            self._players.gather()
             line = line | self._evaluator.on_the_way(self._players.models(), test, validation)
         self._history.append(line)
         stops = self._stopping.stops(self._history, lambda: states_of(self._players))
@@ -378,7 +379,7 @@ Transport = Callable[[Codec, CheckpointId, Recorder | None], Delivery]
 """Makes the delivery of messages to remote silos."""
 
 
-# `LARGEST`, up to which silos are stacked, has the same value by chance: it weighs calls against arithmetic.
+# By chance `SMALL` equals `LARGEST`, the size up to which silos are stacked; that compares calls with arithmetic.
 SMALL = 100_000  # parameters; with fewer, threads wait for each other longer than they work
 GAINS = 2_000_000_000  # products of rows and parameters in a run; with fewer, workers cost more than they save
 BESIDE = 2_000_000  # such products that take as long as a silo's other work of a round

@@ -65,7 +65,7 @@ class Format:
     """The form of a CSV file; other kinds of file use only `absent`.
 
     Args:
-        separator: None detects ',', ';' or a tab; ' ' is any number of blanks.
+        separator: None detects ',', ';' or a tab; ' ' is one or more spaces.
         decimal: the sign before a number's fraction.
         encoding: of the text, such as "latin-1".
         absent: cells that hold no value, in capitals or not, besides `ABSENT`; -9 also stands for -9.0.

@@ -14,15 +14,18 @@ stop at any gamma-inexact solution, here each takes the same number of epochs. U
 number of rows each round, and its model at the end, for the comparison. `Centralised` is FedSGD of one silo that holds
 all rows.
 
-`claims` states who learns what. In short: every silo sees every iterate of the model. The server sees the model and,
-through secure aggregation, only the weighted sum. With ``scheme = "none"`` it sees each silo's gradient, from which
-inputs can be reconstructed (Zhu et al., NeurIPS 2019). Of two silos, each computes the other's update from consecutive
-models and its own. Where inputs are standardised, all learn the mean and deviation of each column over all silos
+`claims` states who learns what. In short: every silo sees every iterate of the model. The server sees the model, and
+through secure aggregation only sums over the silos, weighted by rows: of gradients or weight changes, losses and
+running statistics. It also sees the sum's number of rows, and with class weights their mean weight. Under noise it sees
+the noised sum alone. With ``scheme = "none"`` it sees each silo's upload; from a gradient inputs can be reconstructed
+(Zhu et al., NeurIPS 2019). Of two silos, each computes the other's update from consecutive models and its own. Where
+inputs are standardised, all learn the mean and deviation of each column over all silos
 (`moretta.protocols.common.enrolment`), under `Local` too. Without noise these baselines themselves hide nothing.
 
 With `dp_noise` and `dp_clip` FedSGD is "DP-FL", differentially private SGD (Abadi et al., CCS 2016). `private` has the
 silo's half, `moretta.protocols.common.accountant` the epsilon. The claim: all models of the run together are (epsilon,
-delta)-differentially private for data that differ in one example, added or removed, at one silo.
+delta)-differentially private for data that differ in one unit, added or removed. The unit is one example of a silo, or
+one group of its examples (`dp-unit`). Under FedAvg and FedProx it is one silo with all its examples.
 
 - Towards whom: ``epsilon`` holds towards the server if it sees sums only (under ``scheme = "none"`` it sees each
   upload, and each silo adds all of the noise), and towards anyone with the models. ``epsilon_to_silos`` holds towards
@@ -39,6 +42,7 @@ delta)-differentially private for data that differ in one example, added or remo
 - Not covered are the common means and deviations of the set-up, where inputs are standardised (the run's facts mention
   them), a silo's computing time, and other measurements of training rows.
 - What counts (``releases``): a take of a round, once the opening of its sum is requested, whether or not it opens. A
+  take is one draw of the round's rows and noise (`moretta.contract.messages.Stamp`); its attempts repeat them. A
   repetition does not count, as when a resumed run repeats rounds among the same silos
   (`moretta.protocols.common.releases`). The server's count is on disk before it asks. Two sums of one take over
   different silos would have the same noise, and their difference that of few silos; counting does not solve that, so

@@ -62,8 +62,8 @@ class Client:
         fit: Trains instead of its epochs (`moretta.protocols.fedsgd.own_loop`).
 
     Raises:
-        ParameterError: Under differential privacy the model lacks a gradient of each row. Or an update under it would
-            include running statistics.
+        ParameterError: With noise on gradients, torch cannot compute each row's own gradient in this model. With noise
+            on updates, the model has running statistics.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Client:
 
     def _train(self, ask: TrainOn) -> Answering:
         drawn, epochs = self.rows.batches, self.params.local_epochs if isinstance(self.params, Epochs) else 0
-        whole = self._private is None and (drawn.whole or epochs > 0)  # each take has its own noise, and counts
+        whole = self._private is None and (drawn.whole or epochs > 0)  # under noise every take differs, and counts
         about, at = query_of(ask, *self.rows.agreed, whole=whole), self.at(ask)
         if self._private is not None:
             about = Sums.of(self._contributor, about).asked
@@ -182,9 +182,9 @@ class Client:
         return modules.running_buffers(self.model)
 
     def weighted(self, gradients: dict[str, Array], loss: float, targets: Tensor) -> Upload:
-        """Return the upload of a batch's gradient and mean loss: silos weigh by D_k, not by rows."""
+        """Return the upload of a batch's gradient and mean loss, with class weights each times D_k / N_k."""
         upload = over("gradient/", gradients) | {"loss": np.asarray(loss)}
-        if self.loss.class_weights:  # N_k times the density
+        if self.loss.class_weights:  # the sum weighs by N_k, and N_k times the density is D_k
             density = self.loss.density(targets)
             upload = {name: value * density for name, value in upload.items()} | {"density": np.asarray(density)}
         return upload
@@ -202,7 +202,7 @@ class Client:
                 self.model, parameters, self.loss, self.rows.rows(index), self.phase, self.rows.passes
             )
             with self.phase("update"):
-                if self._pull:  # without it -0 might become 0; federated averaging's bits stay
+                if self._pull:  # adding 0 could turn -0.0 into 0.0, and change FedAvg's bits
                     gradients = {
                         name: value + self._pull * (parameters[name].detach() - before[name])
                         for name, value in gradients.items()
@@ -215,7 +215,7 @@ class Client:
                 for name, parameter in parameters.items():
                     take_step(parameter, gradients[name], kept[name], self.rate(ask), self.params)
             steps, total, rows = steps + 1, total + loss * len(index), rows + len(index)
-            if steps < len(batches):  # the last of them is the upload
+            if steps < len(batches):  # after the last one the upload follows at once
                 self.half_done.keep(partial(self._halfway, steps, total, rows, kept))
         upload = modules.on_host({f"gradient/{name}": before[name] - parameters[name] for name in parameters})
         return upload | {"loss": np.asarray(total / rows)}
@@ -244,7 +244,7 @@ class Client:
         return self.params.rate(ask.stamp.round, self._rounds)
 
     def state(self) -> State:
-        """Return the state of lots and noise, if any, and releases. The round gives batches, the ask the model."""
+        """Return the state of noise, lots and releases; empty without noise. A round's number fixes its batches."""
         return {} if self._private is None else self._private.noise.state()
 
     def restore(self, state: State) -> None:

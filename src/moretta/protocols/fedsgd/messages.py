@@ -1,4 +1,7 @@
-"""The arrows of FedSGD's, FedAvg's and FedProx's figure; the answer to `TrainOn` is an upload of the secure sum."""
+"""The messages of the plain baselines.
+
+The answer to `TrainOn` is an upload to the sum. `Step` and `Show` are for silos that train alone (`Local`).
+"""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
@@ -8,7 +11,7 @@ from moretta.contract.messages import Message, Tensors, message, within
 
 @message("fedsgd/train-on")
 class TrainOn(Message):
-    """The true model, and the encoding of its update."""
+    """The true model without the frozen tensors, which the set-up sends, and the encoding of its update."""
 
     BESIDE_FROZEN: ClassVar[bool] = True
 

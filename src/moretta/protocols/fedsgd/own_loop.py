@@ -13,8 +13,8 @@ number from 1. The model is a module in train mode, which the loop may change, a
 copies. Inputs and targets are on the run's device; inputs of several arrays are a dict of them, by the model's
 keywords. It returns the final weights, as the module or a mapping of names to tensors or arrays, and the number of rows
 that they count as: those trained on, at most the silo's. Frozen parameters must stay as they are. W - W_k and the
-running statistics are summed, masked and kept, as after the built-in epochs. Random numbers of torch are the same in
-each attempt at a round; others follow from the loop.
+running statistics are summed, masked and kept, as after the built-in epochs. PyTorch's random numbers are the same in
+each attempt at a round. The loop itself seeds all others, such as NumPy's.
 
 A function with a method `at(silo, rounds)` is called with it once a run, and returns each silo's own loop, which may
 keep state between rounds (`moretta.client.Script`).

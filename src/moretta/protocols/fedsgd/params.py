@@ -62,7 +62,7 @@ class Epochs(PrivateTraining):
 
     @property
     def steps_at_silos(self) -> bool:
-        """Yes."""
+        """Return True: silos take their own optimizer steps."""
         return True
 
     @property

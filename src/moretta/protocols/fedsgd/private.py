@@ -1,6 +1,6 @@
 """A silo's half of differentially private SGD (Abadi et al., CCS 2016, Algorithm 1), the baseline "DP-FL".
 
-One round, silo k with n_k rows; L_k is the batch size, n_k where that is 0 or more than n_k:
+One round of silo k, which has n_k rows. L_k is the batch size, or n_k if the batch size is 0 or above n_k:
 
     lot        each row independently with chance q_k = L_k / n_k, drawn in secret
     i in lot   g_i = gradient of the loss on row i alone;  g_i <- g_i / max(1, |g_i| / C)
@@ -22,14 +22,15 @@ Where the unit is a group (`dp-unit`), such as a patient, the lot is of groups, 
 number of groups. Then g_i is the mean gradient over at most `dp-group-rows` different rows of group i, drawn in secret
 for each lot. So one group moves the sum by at most C, whatever rows it has, and however often each.
 
-The upload contains nothing else about the lot: not its size (the weight is the expected one), not its loss. Each
-example goes through the model alone, so none affects another's gradient.
+The upload contains nothing else about the lot: not its size (the weight is the expected one), not its loss. Examples
+go through the model in batches, by `torch.func.vmap`. None affects another's gradient, except by rounding in the last
+place.
 
 Differs from the paper: the sum over silos is one mechanism with several lots. Neighbouring data sets differ in one
 silo's lot, so its own q_k counts. Differs from the paper: noise is of whole steps, so that no bits of it reveal the sum
 that it hides, as those of floating-point noise do (Mironov, CCS 2012). The silo itself refuses a ring too coarse for
-these steps. The remaining rounding is that of a row's gradient in the model's dtype, which may differ by some units in
-the last place with the other rows that go through the model beside it.
+these steps. A row's gradient is still rounded in the model's dtype, so the other rows of its batch may change it by
+some units in the last place.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

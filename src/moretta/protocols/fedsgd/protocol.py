@@ -1,4 +1,4 @@
-"""The registry's entries of FedSGD, federated averaging, FedProx and the two baselines without secure sums."""
+"""The registry's entries of FedSGD, FedAvg, FedProx and the two baselines whose training has no secure sum."""
 
 from dataclasses import replace
 

@@ -43,7 +43,7 @@ class Server:
         self._limits = dict.fromkeys(self._shapes, self._secure.largest)
 
     def round(self, now: Stamp) -> Exchange[Report | Aborted]:
-        """Move the model along the mean of the silos' gradients."""
+        """Move the model along the mean of the silos' gradients, or of their weight changes under `Epochs`."""
         aggregation, shapes = self._enrolment.aggregation, self._shapes
         most = self._enrolment.most_weight
         if self._accountant is None:
@@ -72,7 +72,7 @@ class Server:
         return Report(loss | figures | clipped | validation)
 
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
-        """Release the model, which every silo has seen anyway."""
+        """Release the server's present model: the last step's, or under early stopping the best round's."""
         parameters = modules.arrays(self._model)
         facts = (
             {} if self._accountant is None else self._accountant.facts(self._accountant.releases.count, self._shapes)
