@@ -9,9 +9,9 @@ Nothing is sent where the server's test rows have neither ids nor groups (`moret
 Who learns what: a silo holds the key. So it learns which of its own ids and groups are among the server's, how many the
 server has, and of any id that it guesses whether it is among them. The server learns from a refusal that the silo has
 some of them, neither which nor how many. A silo cannot distinguish test rows from a list that the server makes up,
-perhaps of one person. So it answers one list in its life, at a site in all runs together ([privacy] repeat-statistics
-allows one in each run), and records it before it answers. The key follows from the list, so that the same test rows are
-the same question in every session and run. Parties with neither key nor rows learn nothing: digests are pseudorandom
+perhaps of one person. So it answers one list, and records it first. A site answers one list in all runs together
+([privacy] repeat-statistics allows one in each run). The key follows from the list, so that the same test rows are the
+same question in every session and run. Parties with neither key nor rows learn nothing: digests are pseudorandom
 without the key.
 """
 
