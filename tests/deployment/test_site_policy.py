@@ -83,6 +83,7 @@ def refused_text(silo: Callable[[Path], SiloFile] = site, **sections: str) -> Ca
     return lambda policy, folder: policy.permitted(text_of(**sections), silo(folder))
 
 
+SIX_IN_A_GRID = {"protocol": 'name = "cgd"\ndelta = 0.1', "data": 'partition = "grid"\ngrid = [3, 2]'}
 TWO = Participation(("silo-1", "silo-2"), 2, 0)
 BUDGET = f"{PRIVATE}\ndp-epsilon = 5.0"
 
@@ -258,6 +259,13 @@ ATTACKS: Mapping[str, tuple[Callable[[ModuleType, Path], None], str]] = {
     "a low threshold": (
         refused_text(silo_of(more="[privacy]\nthreshold = 3"), more="[secure-aggregation]\nthreshold = 2"),
         r"\[privacy\] threshold = 3",
+    ),
+    "a low threshold in a grid's columns": (
+        lambda policy, folder: policy.permitted(
+            text_of(**SIX_IN_A_GRID).replace('"silo-3"]', '"silo-3", "silo-4", "silo-5", "silo-6"]'),
+            silo_of(more="[privacy]\nthreshold = 4")(folder),
+        ),
+        r"\[privacy\] threshold = 4",
     ),
     "no masks": (refused_text(silo_of(more='[privacy]\nscheme = "pairwise"'), more=PLAIN), r"\[privacy\] scheme"),
     "sums that the server reads": (

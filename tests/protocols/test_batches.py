@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from refused_rows import Row, refused
@@ -52,6 +53,16 @@ def test_the_batches_of_a_seed_do_not_change_from_version_to_version() -> None:
     assert [batch.tolist() for batch in Batches(7, 3, 7, "north").of_epoch(1)] == [
         [4, 5, 6], [3, 2], [1, 0]
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "whole"), [(5, 2, True), (4, 2, False), (7, 3, False), (5, 3, True), (9, 0, True)]
+)
+def test_a_batch_of_over_half_of_the_rows_counts_as_all(rows: int, size: int, whole: bool) -> None:
+    """Two of them would share rows, so no further take may draw one."""
+    batches = Batches(rows, size, 0, "north", "run")
+    assert batches.whole is whole
+    assert whole is (max(len(batches.of_round(number)) for number in range(1, 6)) * 2 > rows)
 
 
 @refused("batches.txt")

@@ -23,6 +23,7 @@ from moretta.config import rules, run_files
 from moretta.config.run_files import RunFile, shared
 from moretta.config.silo_file import SiloFile
 from moretta.contract.settings import Section, kebab
+from moretta.data.settings import GRIDS, shape_of_grid
 from moretta.deployment.agreed_settings import SiteAgreement, pinned_settings
 from moretta.engines.flare.envelope import Hello, digest_of
 from moretta.engines.journal import Journal
@@ -155,7 +156,10 @@ def looks(run: RunFile, site: SiloFile) -> None:
 def floors(run: RunFile, site: SiloFile) -> None:
     """A run hides at least as much as the floors of `[privacy]` ask for."""
     secure, protocol = run.secure_aggregation, run.protocol
-    players = playing(secure, run.run.participation, run.engine.sites, run.run.seed)
+    sites, (rows, columns) = run.engine.sites, shape_of_grid(run.data) if run.data.partition in GRIDS else (1, 1)
+    if rows > 1 and columns > 1:  # a part of the columns has one holder in each row, and a sum of its own
+        sites = sites[::columns]
+    players = playing(secure, run.run.participation, sites, run.run.seed)
     blind = secure.scheme != "none" and getattr(protocol, "blind", True) is not False
     above_floors(site, secure, players, getattr(protocol, "dp_noise", None) or 0.0, blind=blind)
 

@@ -38,7 +38,10 @@ from moretta.engines.checkpoint import last_checkpoint
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.protocols.cgd.group_keys import at
 from moretta.protocols.cgd.messages import AlignmentUsed, DescribeRows, Forward, UseAlignment
+from moretta.protocols.common.overlap import AskApart
+from moretta.protocols.common.scoring import Score
 from moretta.secure_aggregation.one_sum import Answers
+from moretta.secure_aggregation.statistics import MAY_LACK, AskHistogram
 
 ALIGN = CGD(delta=(0.1, 0.3), align=True)
 UNKNOWN = "nothing confirms the order of its rows"
@@ -196,11 +199,20 @@ def test_lists_are_of_one_exchange(tmp_path: Path) -> None:
         client.answer(match)
 
 
-def test_no_pass_is_made_before_rows_are_aligned() -> None:
+def test_nothing_is_answered_about_rows_before_they_are_aligned() -> None:
+    """A histogram of all rows, less that of the shared rows, was of persons whom no partner has."""
     made = make(SILOS, ALIGN)
     client = made.players(1, SEED).clients["silo-0-1"]
-    now = at(Stamp("run", 1, 0), "row=row-0")
-    for ask in (Forward(stamp=now, fraction_bits=20), DescribeRows(stamp=now)):
+    now, ends = at(Stamp("run", 1, 0), "row=row-0"), np.zeros(1)
+    no_digests = np.empty((0, 16), np.uint8)
+    asks = [
+        Forward(stamp=now, fraction_bits=20),
+        DescribeRows(stamp=now),
+        AskHistogram(stamp=now, what=MAY_LACK, columns=np.array([0]), low=ends, high=ends + 1.0, encoding={}),
+        AskApart(stamp=now, key=bytes(32), ids=no_digests, groups=no_digests),
+        Score(stamp=now, parameters={}, encoding={}),
+    ]
+    for ask in asks:
         with pytest.raises(MisuseError, match="not aligned with the other holders' yet"):
             client.answer(ask)
 

@@ -9,7 +9,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from grids import FIRST, SEED, Fault, Seen, both, failing, furthest, grid, make, oracle, participants, run, watched
+from grids import (
+    FIRST,
+    SEED,
+    Fault,
+    Seen,
+    both,
+    failing,
+    furthest,
+    grid,
+    make,
+    oracle,
+    participants,
+    run,
+    watched,
+)
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -18,6 +32,7 @@ from moretta.contract.codec import Codec
 from moretta.contract.messages import Array, Message, Stamp
 from moretta.contract.roles import State
 from moretta.data.holders import grid_of
+from moretta.data.tables.preparation import Preparation
 from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.driver import Driver
 from moretta.engines.in_process import InProcess
@@ -36,9 +51,11 @@ from moretta.protocols.cgd.messages import (
     GroupKey,
     Join,
     KeyTaken,
+    StepAlone,
     TakeKey,
 )
 from moretta.protocols.common.roles import Roles
+from moretta.protocols.common.silo_rows import Begin
 from moretta.protocols.registry import build
 from moretta.secure_aggregation.agreement import PeerKeys
 from moretta.secure_aggregation.encoding import Ring
@@ -501,3 +518,95 @@ def test_a_restarted_participant_takes_no_second_delta(tmp_path: Path) -> None:
     delta(again, 1.0)
     with pytest.raises(SumSpent):
         delta(again, 2.0)
+
+
+# A relay that chooses what is none of its choices.
+
+
+def prepared(silo: Client, number: int, mean: list[float]) -> Begin:
+    figures = Preparation(np.zeros(2), np.array(mean), np.ones(2))
+    return Begin.of(at(Stamp("run", number, 0), "columns-2"), silo._rows.of.schema, "", figures)
+
+
+@pytest.mark.parametrize("standardise", [False, True])
+def test_a_relay_prepares_rows_once_and_only_where_the_run_does(standardise: bool) -> None:
+    """By other means in each round, the head of a row had a holder's first layer to 1e-15 and its rows to 1e-13."""
+    federation = make(SILOS, CGD(delta=(0.1, 0.3)), insecure_secret_seed=None, standardise=standardise)
+    made = build(federation._setting(SEED, 4))
+    clients = participants(made)
+    engine = InProcess(made.clients, Codec(made.messages), strict=True)
+    assert list(Driver(made.server, list(clients), "run", engine, made.least).rounds(1, 2))
+    for mean in ([1000.0, 0.0], [0.0, 1000.0]):
+        with pytest.raises(PeerError, match="preparation of columns that this run began with"):
+            clients[VICTIM].answer(prepared(clients[VICTIM], 3, mean))
+
+
+def test_a_relay_chooses_no_first_preparation_where_the_run_has_none() -> None:
+    clients = participants(build(make(SILOS, CGD(delta=(0.1, 0.3)))._setting(SEED, 4)))
+    with pytest.raises(PeerError, match="expected inputs to stay as they are"):
+        clients[VICTIM].answer(prepared(clients[VICTIM], 1, [1.0, 0.0]))
+
+
+@pytest.mark.parametrize("silos", [SILOS, grid([6, 4, 7, 5], [5])], ids=["2-d", "rows"])
+def test_no_member_of_a_group_steps_by_its_own_gradient(silos: list[Any]) -> None:
+    """A colluding member that catches up with such a step had the gradient, with no sum opened."""
+    made = build(make(silos, CGD(delta=(0.1, 0.3)), insecure_secret_seed=None)._setting(SEED, 4))
+    clients = participants(made)
+    engine = InProcess(made.clients, Codec(made.messages), strict=True)
+    assert list(Driver(made.server, list(clients), "run", engine, made.least).rounds(1, 2))
+    for client in clients.values():
+        for group, shared in client._position.groups.items():
+            if len(shared.members) > 1 and client._module is not None:
+                with pytest.raises(PeerError, match="which others share, got a step alone"):
+                    client.answer(StepAlone(stamp=at(Stamp("run", 3, 0), group)))
+
+
+@pytest.mark.parametrize("form", ["rows", "independent"])
+def test_a_holder_of_whole_rows_does_not_say_how_many(form: str) -> None:
+    silos = grid([6, 4, 7], [5]) if form == "rows" else grid([6, 4, 7], [3, 2], joint=False)
+    protocol = CGD(delta=(0.1, 0.3), vertical="joint" if form == "rows" else "independent")
+    for client in participants(build(make(silos, protocol, insecure_secret_seed=None)._setting(SEED, 3))).values():
+        with pytest.raises(PeerError, match="another holder of them"):
+            client.answer(DescribeRows(stamp=at(SETUP, client._order._group)))
+
+
+def test_known_limit_a_relay_shifts_a_sum_that_it_cannot_read() -> None:
+    """Blinds are added, so a relay can add too; with the head of a row alone it has a holder's rows. Pins what is true.
+
+    All members of the group take the same shift, so no digest of D differs and no round ends otherwise.
+    """
+    made, shift = of(CGD(delta=(0.1, 0.3)), 4), 2.0**18
+    clients, seen = participants(made), dict[int, Array]()
+
+    def relayed(client: Client) -> Any:
+        honest = client.answer
+
+        def answer(message: Message) -> Message:
+            if isinstance(message, Descend) and message.stamp == at(Stamp("run", 3, 0), "columns-2"):
+                step = np.zeros(message.tensors[FIRST].shape)
+                step[:2, :2] = -shift * np.eye(2)
+                added = np.rint(np.ldexp(step, message.encoding[FIRST])).astype(np.int64).view(np.uint64)
+                message = dataclasses.replace(
+                    message, tensors={**message.tensors, FIRST: message.tensors[FIRST] + added}
+                )
+            return honest(message)
+
+        return answer
+
+    for name in clients[VICTIM]._position.groups["columns-2"].members:
+        clients[name].answer = relayed(clients[name])  # type: ignore[method-assign]
+    head, join = clients[HEAD], clients[HEAD]._join
+
+    def watching(ask: Join) -> Any:
+        words = np.array(ask.words, order="C")
+        add_masks(words, head._group_keys.row_masks(ask.stamp, [VICTIM], words.shape, ask.fraction_bits))
+        seen[ask.stamp.round] = Ring(64).decode(words, ask.fraction_bits)
+        return join(ask)
+
+    head._join = watching  # type: ignore[method-assign]
+    engine = InProcess(made.clients, Codec(made.messages), strict=True)
+    assert len(list(Driver(made.server, list(clients), "run", engine, made.least).rounds(1, 4))) == 4
+    rows = clients[VICTIM]._rows
+    x = np.asarray(rows.x[rows.batches.of_round(4)])  # type: ignore[index]
+    found = (seen[4] - seen[3])[:, :2] * (6 + 4 + 7) / (head._params.rate(3, 4) * shift)
+    assert np.linalg.norm(found - x) < 1e-3 * np.linalg.norm(x)

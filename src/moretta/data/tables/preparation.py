@@ -192,6 +192,11 @@ class Preparation:
         return bool(self.target_mean.size)
 
     @property
+    def is_nothing(self) -> bool:
+        """Whether inputs stay unchanged and absent values count as 0."""
+        return self.changes_nothing and not self.fill.any()
+
+    @property
     def changes_nothing(self) -> bool:
         """Whether inputs without absent values stay unchanged."""
         return bool((self.mean == 0).all() and (self.deviation == 1).all())

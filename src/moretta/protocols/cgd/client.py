@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from moretta.contract.messages import Array, Message, Stamp, Tensors
 from moretta.contract.roles import Phase, State, no_phase, over, under
+from moretta.data.alignment.exchange import MESSAGES as ALIGNMENT
 from moretta.errors import MisuseError, PeerError, SumSpent
 from moretta.protocols.cgd import local, messages
 from moretta.protocols.cgd.group_keys import GroupKeys, group_of
@@ -40,11 +41,11 @@ from moretta.protocols.common.scoring import Score
 from moretta.protocols.common.silo_rows import Begin, Ready
 from moretta.protocols.common.silo_setup import SiloSetup
 from moretta.protocols.common.statistics import NOTHING, Statistics
+from moretta.secure_aggregation import agreement
 from moretta.secure_aggregation.agreement import PeerKeys
 from moretta.secure_aggregation.keyed_sums import Contributor
 from moretta.secure_aggregation.keystream import SecretRoot, digest_of, encode_parts
 from moretta.secure_aggregation.masks import add_masks
-from moretta.secure_aggregation.statistics import AskMoments
 from moretta.secure_aggregation.sums import Query, Relayed, Sum, message_digest, query_of
 
 
@@ -53,7 +54,15 @@ def _digest(content: Array | bytes) -> bytes:
 
 
 OF_A_ROW = (messages.DescribeRows, Forward, Join, messages.Backward)  # their answers are for the own row alone
-ON_ROWS = (messages.DescribeRows, AskMoments, Begin, Forward, Join, Contribute)  # they need rows in their order
+BEFORE_ORDER = (
+    messages.Where,
+    messages.UseAlignment,
+    messages.DrawKey,
+    messages.TakeKey,
+    *ALIGNMENT,
+    *agreement.MESSAGES,
+)
+"""The messages that a participant answers before its rows are aligned; others are about the rows that holders share."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +136,7 @@ class Client:
             self._group_keys.membership.check(group, message.keys)
         if isinstance(message, OF_A_ROW):
             self._order.check_group(message.stamp)
-        if isinstance(message, ON_ROWS):
+        if not isinstance(message, BEFORE_ORDER):
             self._order.check()
         if (aligning := self._order.answer(message)) is not None:
             return aligning
@@ -144,6 +153,8 @@ class Client:
             case AskApart():
                 return compared(message, self._rows.of.subjects, self._rows.answers)
             case messages.DescribeRows():
+                if not self._others():
+                    raise PeerError("expected to compare rows with another holder of them, but has no other")
                 ids = self._order.ids
                 digest = b"" if ids is None else self._group_keys.digest(message.stamp, ids)
                 return messages.RowsDescribed(stamp=message.stamp, rows=self._rows.batches.rows, digest=digest)
@@ -158,8 +169,10 @@ class Client:
             case Descend():
                 return self._descend(message, group)
             case messages.StepAlone():
-                passed = self._gradient(message.stamp)
-                self._step(group, message.stamp, self._regularised(passed, self._group(group)))
+                passed, alone = self._gradient(message.stamp), self._group(group)
+                if len(alone.members) > 1:  # the others would see the step as this one's own gradient
+                    raise PeerError(f"expected the sum of group `{group}`, which others share, got a step alone")
+                self._step(group, message.stamp, self._regularised(passed, alone))
                 return Done(stamp=message.stamp)
             case Score():
                 return self._score(message, group)
@@ -170,6 +183,11 @@ class Client:
             case messages.CatchUp():
                 return self._catch_up(message, group)
             case Begin() if group in self._contributors:
+                # Of two, z would differ by the difference of the rows as the relay chose it, and show W_1.
+                if not self._rows.answers.hold(
+                    message.stamp.run, "preparation", digest_of(message.preparation.figures)
+                ):
+                    raise PeerError("expected the preparation of columns that this run began with, got another")
                 self._agreed[group], statistics = message_digest(message), self._statistics.get(group)
                 if self._layers is None or self._layers.weight in self._group(group).shapes:
                     return self._rows.answer(message, self._contributor(group), self._template, statistics)

@@ -99,8 +99,6 @@ class Server:
             left = _of(whole_rows, group.members)
             if len(left) < min(2, len(group.members)):
                 raise self._too_few(now, name, len(left))
-        if self._comparison and (aborted := (yield from self._comparison.run(at(now, EVERYBODY), cohort))):
-            return aborted
         if len(cohort) > 1:
             agreed = yield from agree_on_keys(at(now, EVERYBODY), cohort, self._rules)
             if isinstance(agreed, Aborted):
@@ -115,6 +113,9 @@ class Server:
             whole = {row: names for row, names in self._rows.items() if names[0] in whole_rows}
             if aborted := (yield from row_order.align(now, whole)):
                 return aborted
+        there = whole_rows if self._align else cohort
+        if self._comparison and (aborted := (yield from self._comparison.run(at(now, EVERYBODY), there))):
+            return aborted
         for stage in self._stages(whole_rows):
             aborted = yield from all_of(
                 {
@@ -125,7 +126,6 @@ class Server:
             )
             if aborted is not None:
                 return aborted
-        there = whole_rows if self._align else cohort
         aborted = yield from row_order.compare(now, {row: _of(there, names) for row, names in self._rows.items()})
         if aborted is None:
             aborted = yield from self._steps.locate(now, cohort)

@@ -50,7 +50,7 @@ class Batches:
             bounds[-2:-1] = [] if self.size == 2 else [rows - 2]
         self._bounds, self.per_epoch = np.array(bounds), len(bounds) - 1
         self.entropy = [seed, *(_number(name) for name in (silo, run) if name)]
-        self.whole = 2 * self.size > rows
+        self.whole = 2 * int(np.diff(self._bounds).max()) > rows
         self._in_order = in_order
         self._epoch, self._order = -1, np.arange(0)
 

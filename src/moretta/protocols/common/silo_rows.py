@@ -178,9 +178,11 @@ class TrainingRows:
             inputs: False for a group that shares targets alone.
 
         Raises:
-            PeerError: The message scales another number of targets.
+            PeerError: The message scales inputs, which the statistics do not list, or another number of targets.
         """
         preparation = begin.preparation
+        if inputs and MAY_LACK not in statistics.matrices and not preparation.is_nothing:
+            raise PeerError("expected inputs to stay as they are, as the run's settings have it; got a scale for them")
         if len(preparation.target_mean) != statistics.targets:
             raise PeerError(
                 f"expected the scale of {statistics.targets} targets, as the run's settings have it; got that of "
