@@ -165,7 +165,8 @@ def test_one_model_is_scored_on_rows_that_are_prepared_in_one_way() -> None:
     """Scores of one model under other means and deviations told, exactly, how many held-back values pass a bound."""
     helped = {name: HelpedSums(over_runs=True) for name in NAMES}
     halves = {name: half_of(name, helped[name]) for name in NAMES}
-    rows = {name: rows_of(name, helped[name], 40) for name in NAMES}
+    scaled = [(statistics.MAY_LACK, order, 1, ()) for order in (1, 2)]
+    rows = {name: rows_of(name, helped[name], 40, *scaled) for name in NAMES}
     server, model = aggregator("pairwise", 64, RULES), {"w": np.ones(1)}
 
     def answer(name: str, message: Any) -> Message:

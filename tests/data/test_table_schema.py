@@ -203,7 +203,7 @@ def test_a_run_takes_either_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     Path("schema.toml").write_text(SCHEMA)
     Path("t.csv").write_text("age,ward,ill\n" + "50,north,no\n61,,yes\n" * 10)
     done = call("schema", "convert", "schema.toml", "--out", "schema.json", "--json")
-    assert (done.code, done.told) == (0, {"schema": "schema.json", "not_kept": []})
+    assert (done.code, done.told) == (0, {"format": 1, "schema": "schema.json", "not_kept": []})
     assert json.loads(Path("schema.json").read_text())["fields"][1] == {
         "name": "ward",
         "type": "string",
