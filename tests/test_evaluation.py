@@ -208,6 +208,26 @@ def test_the_largest_relative_difference_is_over_tensors() -> None:
     assert largest_relative_difference({**ours, "zero": np.array([0.0, 0.25])}, reference) == 0.25
 
 
+@pytest.mark.parametrize("lost", [np.nan, np.inf, -np.inf])
+def test_a_number_that_is_not_finite_is_no_small_difference(lost: float) -> None:
+    good, bad = {"a": np.array([1.0, 2.0]), "b": np.ones(1)}, {"a": np.array([lost, 2.0]), "b": np.ones(1)}
+    for ours, theirs in ((good, bad), (bad, good), (bad, bad)):
+        assert largest_relative_difference(ours, theirs) == np.inf
+
+
+@pytest.mark.parametrize("lost", [np.nan, 3e38], ids=["NaN", "overflow"])
+@pytest.mark.parametrize("task", ["classification", "regression"])
+@pytest.mark.parametrize("order", [["good", "lost", "poor"], ["lost", "good", "poor"], ["good", "poor", "lost"]])
+def test_the_worst_model_is_one_whose_loss_is_not_finite(lost: float, task: str, order: list[str]) -> None:
+    scales = {"good": 1.0, "poor": -1.0, "lost": lost}
+    models = {name: {"weight": np.full((1, 1), scales[name], np.float32)} for name in order}
+    x = np.array([[1.0], [2.0], [0.0]], np.float32)
+    y = x if task == "regression" else np.array([1, 1, 0])
+    found = Evaluator(nn.Linear(1, 1, bias=False), CGD(loss="mse"), task, Preparation.nothing).of_models(models, (x, y))
+    assert found["worst"]["silo"] == "lost"
+    assert not np.isfinite(found["loss"])
+
+
 def test_confined_models_have_a_figure_of_their_own_part_of_the_rows_each() -> None:
     """The authors' figure of CGD: model i of m sees the i-th m-th part of the test rows alone."""
     model, rows = nn.Linear(2, 3), 11

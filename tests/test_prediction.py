@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import gzip
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,14 +15,16 @@ import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from test_cli import RUN, call, patients
+from torch import nn
 
+from moretta import Federation, FedSGD, Silo
 from moretta.data import datasets
 from moretta.data.settings import Data
 from moretta.engines.run_folder import read_json, read_model
-from moretta.errors import ParameterError
+from moretta.errors import ParameterError, RowsError
 from moretta.protocols.common.targets import probabilities
 from moretta.run.prediction import predict
-from moretta.run.trained_model import ModelChoice
+from moretta.run.trained_model import ModelChoice, load
 
 Train = Callable[..., Path]
 
@@ -210,6 +214,54 @@ def test_regression_from_a_table(train: Train) -> None:
     assert "accuracy" not in record["test"]
     assert record["test"]["metrics"] == {}
     assert outputs(run, "patients.csv").shape == (60, 1)
+
+
+@pytest.fixture
+def large_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The saved model of a run whose weights are large, so that outputs of large numbers are infinite."""
+    monkeypatch.chdir(tmp_path)
+    x = np.random.default_rng(0).normal(size=(12, 2)).astype(np.float32)
+    network = nn.Linear(2, 2)
+    nn.init.constant_(network.weight, 30.0)
+    silos = [Silo(name, x, np.arange(12) % 2) for name in ("a", "b", "c")]
+    made = Federation(network, silos, FedSGD(loss="cross-entropy"), feature_names=["age", "pressure"])
+    return made.train(1, progress=False).save(tmp_path / "saved")
+
+
+def test_rows_whose_outputs_are_not_finite_have_no_prediction(large_weights: Path) -> None:
+    Path("some.csv").write_text("age,pressure\nold,1\n1e38,0\n1,0\n0,1\n0,-1e38\n1,1\n")
+    Path("good.csv").write_text("age,pressure\n1,0\n0,1\n1,1\n")
+    Path("none.csv").write_text("age,pressure\n1e38,0\n0,-1e38\n")
+    done = call("predict", large_weights, "--allow-code", "--data", "some.csv", "--out", "p.csv", "--json")
+    assert done.code == 3
+    why = json.loads(done.out)["left_out"]
+    assert list(why) == ["1", "2", "5"]
+    assert {why["2"], why["5"]} == {"the model's outputs are not finite"}
+    assert [line.partition(",")[0] for line in Path("p.csv").read_text().splitlines()] == ["row", "3", "4", "6"]
+    choice = ModelChoice(allow_code=True)
+    for name in ("some", "good"):
+        predict(large_weights, Path(f"{name}.csv"), Path(f"{name}.npy"), choice)
+    whole = np.load("some.npy")
+    np.testing.assert_array_equal(np.isnan(whole).all(axis=1), [True, True, False, False, True, False])
+    np.testing.assert_array_equal(whole[[2, 3, 5]], np.load("good.npy"))
+    with pytest.raises(
+        RowsError, match=r"^none.csv: the model's outputs are not finite in 2 of 2 rows, first in row 1 "
+    ):
+        predict(large_weights, Path("none.csv"), Path("none.csv.npy"), choice)
+    assert not Path("none.csv.npy").exists()
+
+
+def test_rows_whose_outputs_are_not_finite_are_not_scored(large_weights: Path) -> None:
+    x = np.array([[1, 0], [0, 1], [1e38, 0]], np.float32)
+    np.savez("three.npz", x=x, y=[0, 1, 1])
+    refused = call("evaluate", large_weights, "--allow-code", "--data", "three.npz")
+    assert refused.code == 2
+    said = "the model's outputs are not finite in 1 of 3 rows, first in row 3 (counted from 1)"
+    assert f"three.npz: {said}" in refused.sentence
+    model = load(large_weights, allow_code=True)
+    for method in (model.predict, model.predict_proba, lambda rows: model.evaluate(rows, [0, 1, 1])):
+        with pytest.raises(RowsError, match=re.escape(f"x: {said}")):
+            method(x)
 
 
 def arrays(outputs: int = 3, rows: int = 60) -> dict[str, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,13 @@ from moretta.protocols.common.noise import SiloNoise
 from moretta.secure_aggregation.keystream import SecretRoot
 
 
-def made(kind: Any = FedSGD, out: Any = None, **settings: Any) -> Federation:
+def made(kind: Any = FedSGD, out: Any = None, run: Mapping[str, Any] = {}, **settings: Any) -> Federation:
     x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
     silos = [Silo(name, x[start::3], np.arange(20) % 2) for start, name in enumerate(("north", "south", "east"))]
     with seeded():
         model = nn.Linear(4, 2)
     protocol = kind(**{"loss": "cross-entropy", "learning_rate": 0.1, "dp_noise": 1.0, "dp_clip": 1.0} | settings)
-    return Federation(model, silos, protocol, batch_size=5, out=out)
+    return Federation(model, silos, protocol, batch_size=5, out=out, **run)
 
 
 @pytest.mark.parametrize(("kind", "rate"), [(FedSGD, 0.25), (FedAvg, 1.0)])
@@ -82,6 +83,25 @@ def test_a_resumed_run_ends_where_its_budget_did(tmp_path: Any) -> None:
     whole = made(out=tmp_path / "run", dp_epsilon=most).train(9, resume=True)
     assert len(whole.history) == 3
     assert whole.record["facts"]["releases"] == 3
+
+
+@pytest.mark.parametrize(("kind", "rate"), [(FedSGD, 0.25), (FedAvg, 1.0)])
+@pytest.mark.parametrize("patience", [None, 50])
+def test_the_last_round_within_a_budget_is_evaluated_and_kept(
+    kind: Any, rate: float, patience: int | None, tmp_path: Any
+) -> None:
+    most = (epsilon(1.0, 1e-5, rate, 3) + epsilon(1.0, 1e-5, rate, 4)) / 2
+    x, y = np.random.default_rng(1).normal(size=(20, 4)).astype(np.float32), np.arange(20) % 2
+    run = {"test": (x, y), "validation": (x, y), "evaluate_every": 100, "early_stopping": patience}
+    ends = [made(kind, tmp_path, run, dp_epsilon=most).train(9, resume=resume) for resume in (False, True)]
+    for result in ends:  # a finished run that is resumed keeps its model
+        assert [line["round"] for line in result.history if "validation_loss" in line] == [3]
+        assert result.history[-1]["test_loss"] == result.test["loss"]
+        assert result.record["facts"].get("best_round") == (None if patience is None else 3)
+        assert [line for line in result.record["warnings"] if "dp-epsilon" in line] == [
+            f"the run ended after round 3 of 9, as another would pass dp-epsilon = {most:g}"
+        ]
+    assert ends[0].test == ends[1].test
 
 
 @pytest.mark.parametrize("settings", [{"dp_noise": None, "dp_clip": None}, {"dp_noise": 0.0}])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,7 @@ def test_differences_go_by_folder_or_protocol_and_their_row_needs_them(make_run:
     assert comparison(records, {"wdbc-pbpfl": 1e-6}).rows[-1].cells == ("1.0e-06", "–")
     named = {str(records[1].folder): 2e-6, "pbpfl": 1e-6}
     assert comparison(records, named).rows[-1].cells == ("1.0e-06", "2.0e-06")
+    assert comparison(records, {"wdbc-pbpfl": math.inf}).rows[-1].cells == ("diverged", "–")
 
 
 def test_runs_of_one_protocol_have_distinct_names_which_are_no_markup(make_run: Any) -> None:

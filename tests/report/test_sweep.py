@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from moretta.errors import RunFailed
-from moretta.report.folder import read_run
+from moretta.report.folder import RoundRecord, read_run
 from moretta.report.page import page
 from moretta.report.sweep import Sweep
 from moretta.report.table import OverSeeds
@@ -85,6 +85,22 @@ def test_what_diverged_is_never_chosen(make_run: Any) -> None:
     assert next(row.cells for row in found.table().rows if row.measure == "gone") == ("diverged", "–", "diverged")
     with pytest.raises(RunFailed, match=r"no variant has a finite loss on validation rows .* lower learning-rate"):
         _ = Sweep({"gone": found.runs["gone"]}).chosen
+
+
+@pytest.mark.parametrize("lacking", ["score", "line"])
+def test_a_model_without_a_score_has_not_diverged(make_run: Any, lacking: str) -> None:
+    scored = runs(make_run, "unscored", GOOD)
+    lines = [line for line in scored.records[0].history if line.round != 80]
+    if lacking == "score":
+        lines.append(RoundRecord(round=80))
+    records = (scored.records[0].model_copy(update={"history": tuple(lines)}), *scored.records[1:])
+    unscored = OverSeeds("unscored", scored.seeds, records)
+    found = Sweep({"unscored": unscored, "bad": runs(make_run, "bad", BAD)})
+    assert found.chosen == "bad"
+    row = next(row.cells for row in found.table().rows if row.measure == "unscored")
+    assert row == ("not evaluated", "–", "not evaluated")
+    with pytest.raises(RunFailed, match=r"some last rounds were not evaluated; set evaluate-every = 1"):
+        _ = Sweep({"unscored": unscored}).chosen
 
 
 def test_runs_of_several_losses_are_judged_by_accuracy(make_run: Any) -> None:

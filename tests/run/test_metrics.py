@@ -145,6 +145,17 @@ def breaks(outputs: Tensor, targets: Tensor) -> float:
     raise KeyError("a row")
 
 
+@pytest.mark.parametrize("score", ["loss", "accuracy", "mse"])
+@pytest.mark.parametrize("of", ["", "mean_", "slices_"])
+def test_a_metric_replaces_no_score_of_the_history(of: str, score: str) -> None:
+    def metric(outputs: Tensor, targets: Tensor) -> float:
+        return 77.0
+
+    metric.__name__ = of + score
+    with pytest.raises(ParameterError, match=f"metric `{of}{score}`: expected a function with a name of its own"):
+        federation(metrics=[metric])
+
+
 @refused("metrics.txt")
 def test_what_cannot_be_is_refused(row: Row) -> None:
     row.play(globals())

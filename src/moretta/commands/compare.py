@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -183,7 +184,9 @@ def _print_comparison(
     runs = [read(folder, "result.json") for folder in folders]
     result: dict[str, Any] = {
         "runs": runs,
-        f"weight_difference_from_{REFERENCE}": dict(differences),
+        f"weight_difference_from_{REFERENCE}": {
+            name: value if math.isfinite(value) else None for name, value in differences.items()
+        },
         "report": None if page is None else str(page),
     }
     records = [read_run(folder) for folder in folders]

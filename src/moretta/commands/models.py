@@ -53,8 +53,8 @@ def predict(
 ) -> None:
     """Predict with the released model of a run.
 
-    A .csv file is read as in the run, unless options say otherwise. Rows that do not fit the schema are left out and
-    listed, with exit code 3.
+    A .csv file is read as in the run, unless options say otherwise. Rows that do not fit the schema, and rows
+    whose outputs are not finite, are left out and listed, with exit code 3.
     """
     with needs_torch():
         from moretta.run.prediction import predict as predict_rows

@@ -39,14 +39,16 @@ class Run(Section):
         device: where the model is trained and evaluated.
         checkpoint_every: the number of rounds from one checkpoint to the next.
         evaluate_every: the number of rounds from one evaluation on the test rows to the next, and with early stopping
-            on the validation rows too. The last round is always evaluated. None: about 50 evaluations in a run.
+            on the validation rows too. The last round is always evaluated, unless a callback stopped the run. None:
+            about 50 evaluations in a run.
         metrics: functions of the model's outputs and the targets, as "module:function". Their figures on test rows
             stand beside the built-in ones under the functions' names (`moretta.run.metrics`).
         trackers: receivers of each line of the history, at the server: "tensorboard", "mlflow" or a "module:function"
             (`moretta.run.trackers`); None: no tracker.
         record_views: keep what each role saw: never, always, or in these rounds (the first is 1).
         early_stopping: the number of rounds without a lower validation loss after which the run stops and returns to
-            its best round; None: never. Rounds are judged only at evaluations.
+            its best round; None: never. Rounds are judged only at evaluations. After a resume with more rounds the
+            former last round is judged too, so the run may differ from an uninterrupted one.
         participation: the fraction of the silos that takes part in a round, drawn from the seed.
         insecure_secret_seed: for tests only: every secret of the run follows from it.
     """

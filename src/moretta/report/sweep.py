@@ -6,14 +6,14 @@ Student's, of the mean of such differences. It ignores that the lowest of severa
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from moretta.contract.wording import enumerated
 from moretta.errors import RunFailed
-from moretta.report.folder import RunRecord
+from moretta.report.folder import RoundRecord, RunRecord
 from moretta.report.table import (
     MISSING,
     OverSeeds,
@@ -44,7 +44,13 @@ class Sweep:
 
     def scores(self, name: str, key: str) -> tuple[float | None, ...]:
         """Return a score on validation rows of the released models, one a seed; None if it is not a number."""
-        return tuple(_released(record, f"validation_{key}") for record in self.runs[name].records)
+        lines = map(_released, self.runs[name].records)
+        return tuple(None if line is None else getattr(line, f"validation_{key}") for line in lines)
+
+    def is_evaluated(self, name: str, key: str) -> bool:
+        """Return whether the released model of each seed has the score, finite or not."""
+        lines = map(_released, self.runs[name].records)
+        return all(line is not None and f"validation_{key}" in line.model_fields_set for line in lines)
 
     @cached_property
     def chosen(self) -> str:
@@ -52,9 +58,11 @@ class Sweep:
         means = {name: spread_of(self.scores(name, self.key))[0] for name in self.runs}
         known = {name: mean for name, mean in means.items() if mean is not None}
         if not known:
+            evaluated = all(self.is_evaluated(name, self.key) for name in self.runs)
+            why = "training diverged; lower learning-rate"
             raise RunFailed(
-                f"no variant has a finite {NAMES[self.key]} on validation rows from each seed, because training "
-                "diverged; lower learning-rate"
+                f"no variant has a finite {NAMES[self.key]} on validation rows from each seed, because "
+                f"{why if evaluated else 'some last rounds were not evaluated; set evaluate-every = 1'}"
             )
         return (max if self.key == "accuracy" else min)(known, key=lambda name: known[name])
 
@@ -78,11 +86,17 @@ class Sweep:
             if name != self.chosen and mean is not None:
                 sides = [] if half is None else [to_digits(mean + side, half, "+") for side in (-half, half)]
                 difference = to_digits(mean, half, "+") + (f" [{', '.join(sides)}]" if sides else "")
-            further = [_mean(self.scores(name, "accuracy")).partition(" ")[0]] if accuracy else []
-            cells = (_mean(self.scores(name, self.key)), difference, *further)
+            further = [self._mean(name, "accuracy").partition(" ± ")[0]] if accuracy else []
+            cells = (self._mean(name, self.key), difference, *further)
             rows.append(Row("", f"{'* ' * (name == self.chosen)}{run.label}", "", cells))
         heads = ("Run", f"Validation {NAMES[self.key]}", "From the chosen [95 %]")
         return Table((*heads, "Accuracy") if accuracy else heads, tuple(rows))
+
+    def _mean(self, name: str, key: str) -> str:
+        mean, deviation = spread_of(self.scores(name, key))
+        if mean is not None:
+            return mean_to_digits(mean, deviation)
+        return "diverged" if self.is_evaluated(name, key) else "not evaluated"
 
     def sentences(self) -> list[str]:
         """Return notes for readers of the table."""
@@ -111,12 +125,7 @@ class Sweep:
         return {"chosen": self.chosen, "judged_by": f"validation_{self.key}", "spread": figures}
 
 
-def _released(record: RunRecord, key: str) -> float | None:
-    """Return a figure of the round whose model a run released: the best one under early stopping, else the last."""
+def _released(record: RunRecord) -> RoundRecord | None:
+    """Return the round whose model a run released: the best one under early stopping, else the last."""
     number = record.facts.get("best_round", record.rounds)
-    return next((getattr(line, key) for line in record.history if line.round == number), None)
-
-
-def _mean(values: Sequence[float | None]) -> str:
-    mean, deviation = spread_of(values)
-    return "diverged" if mean is None else mean_to_digits(mean, deviation)
+    return next((line for line in record.history if line.round == number), None)

@@ -252,7 +252,8 @@ def comparison(records: Sequence[RunRecord], differences: Mapping[str, float] | 
     if differences:
         keys = [(str(record.folder), record.folder.name, record.protocol) for record in records]
         distances = [next((differences[key] for key in aliases if key in differences), None) for aliases in keys]
-        cells = tuple(MISSING if value is None else ("0" if value == 0 else f"{value:.1e}") for value in distances)
+        words = {0.0: "0", math.inf: "diverged"}
+        cells = tuple(MISSING if value is None else words.get(value, f"{value:.1e}") for value in distances)
         rows.append(Row("Final weights", f"Largest relative difference from {ENTRIES[REFERENCE].label}", "", cells))
     heads = heads if several or not sure else (*heads, "95 % interval", "Guessing")
     return Table(heads, tuple(row for row in rows if set(row.cells) != {MISSING}))

@@ -24,9 +24,8 @@ from moretta.protocols.common.modules import Inputs, outputs_of
 from moretta.protocols.common.targets import classes_of, figures_at_positions
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import entry_of
-from moretta.run.metrics import Metric, best_threshold, curves, figures_of_classes, judged, name_of, scores
+from moretta.run.metrics import SCORES, Metric, best_threshold, curves, figures_of_classes, judged, name_of, scores
 
-SCORES = ("loss", "accuracy", "mse")
 log = logging.getLogger("moretta")
 
 MANY = 20  # models; of more, only a sample is tested during the run, and only plain scores are kept
@@ -83,8 +82,11 @@ class Evaluator:
                 parts.append(self._evaluated(inputs[cut], rows[1][cut], metrics=False))
         summary, shown = mean_of(list(scores.values())), tables[name] if len(scores) == 1 else None
         if self._judged_by == "worst":
-            # By accuracy if the scores have it, else by loss.
-            name = max(scores, key=lambda key: (-scores[key].get("accuracy", 0.0), scores[key]["loss"]))
+            # A loss that is not finite is the worst; else by accuracy if the scores have it, else by loss.
+            order = {
+                key: (not math.isfinite(of["loss"]), -of.get("accuracy", 0.0), of["loss"]) for key, of in scores.items()
+            }
+            name = max(order, key=lambda key: order[key])
             summary = {**scores[name], "worst": {"silo": name, **scores[name]}, "mean": summary}
             summary, shown = summary | ({"slices": mean_of(parts)} if parts else {}), tables[name]
         return summary | ({"classes": shown} if shown else {}) | ({"per_silo": scores} if len(scores) > 1 else {})
@@ -264,12 +266,12 @@ def evaluate(
 def largest_relative_difference(
     ours: Mapping[str, NDArray[np.generic]], theirs: Mapping[str, NDArray[np.generic]]
 ) -> float:
-    """Return the largest, over tensors, of max |a - b| / max |b|."""
-    largest = 0.0
+    """Return the largest, over tensors, of max |a - b| / max |b|; infinity if a number in either is not finite."""
+    largest = [0.0]
     for name, reference in theirs.items():
         if reference.dtype.kind == "f" and reference.size:
-            scale = float(np.abs(reference.astype(np.float64)).max()) or 1.0
-            largest = max(
-                largest, float(np.abs(ours[name].astype(np.float64) - reference.astype(np.float64)).max()) / scale
-            )
-    return largest
+            a, b = (tensor.astype(np.float64) for tensor in (ours[name], reference))
+            if not (np.isfinite(a).all() and np.isfinite(b).all()):
+                return math.inf
+            largest.append(float(np.abs(a - b).max()) / (float(np.abs(b).max()) or 1.0))
+    return max(largest)

@@ -101,7 +101,7 @@ class Federation:
         participation: The fraction of silos that take part in a round, in (0, 1].
         checkpoint_every: Rounds from one checkpoint to the next.
         evaluate_every: Rounds from one evaluation on test and validation rows to the next; None for about 50
-            evaluations in a run. The last round is always evaluated.
+            evaluations in a run. The last round is always evaluated, unless `moretta.StopTraining` ended the run.
         metrics: Functions of outputs and targets, each of which returns a number. The result and the history hold it
             under the function's name (`moretta.run.metrics`).
         record_views: Keep what each role sees: never, always, or in these rounds, counted from 1. An audit needs it.
@@ -165,7 +165,7 @@ class Federation:
         model_source: str = "",
         validation_fraction: float | None = None,
     ) -> None:
-        python_arguments.check_kinds(protocol, aggregation, engine, metrics, out, record_views, table)
+        python_arguments.check_kinds(protocol, aggregation, engine, metrics, out, record_views, table, settings)
         if isinstance(protocol, Training) and protocol.own_code:
             protocol = protocol.with_own_code(agreed=OWN_CODE)
         run = python_arguments.section(
@@ -190,7 +190,7 @@ class Federation:
             missing=missing,
             standardise=python_arguments.standardised(standardise),
             standardise_targets=None if standardise_targets is False else standardise_targets,
-            absent=(absent,) if isinstance(absent, str) else tuple(absent),
+            absent=python_arguments.names_in("absent", (absent,) if isinstance(absent, str) else absent),
             augment=("crop-flip" if augment else "none") if isinstance(augment, bool) else augment or "none",
             least_rows=least_rows,
             score_at_silos=score_at_silos,

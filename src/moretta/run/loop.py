@@ -155,9 +155,7 @@ class Session:
             federation.model, spec.protocol, spec.task, players.preparation, spec.metrics, federation.class_names
         )
         self._stopping = EarlyStopping(spec.run.early_stopping)
-        self._files = (
-            None if folder is None else RunFiles(federation, players, self._engine, folder, place, recorder, rounds)
-        )
+        self._files = None if folder is None else RunFiles(federation, players, self._engine, folder, place, recorder)
 
     @property
     def has_begun(self) -> bool:
@@ -186,11 +184,18 @@ class Session:
         if self._files is not None:
             self._stopping.best = self._files.begin()
         driver = self._driver()
-        stopped = self._history and self._stopping.stops(self._history, lambda: states_of(self._players))
+        stopped = bool(self._history) and self._stopping.stops(self._history, lambda: states_of(self._players))
         try:
-            for line in () if stopped or not self._has_budget() else self._lines(driver):
-                if self._ends_with(line):
+            for line in () if stopped or self._is_spent() else self._lines(driver):
+                stopped = self._ends_with(line)
+                if stopped or self._is_spent():
                     break
+            noise, number = self._players.accountant, self._history[-1]["round"] if self._history else 0
+            if noise is not None and not stopped and number < self._rounds:
+                most = noise.privacy.most
+                self._unplayed.append(
+                    f"the run ended after round {number} of {self._rounds}, as another would pass dp-epsilon = {most:g}"
+                )
             if self._stopping.best is not None:
                 restore_states(self._players, self._stopping.best.states)
             outcome, dropped = driver.finish(self._rounds + 1)
@@ -244,15 +249,16 @@ class Session:
     def _ends_with(self, line: Line) -> bool:
         """Score the model, and keep a round's line and its files; return whether the run stops."""
         test, validation = self._of.test, self._of.validation
-        if (test is not None or validation is not None) and self._evaluates(line["round"]):
+        last = line["round"] == self._rounds or self._is_spent()
+        if (test is not None or validation is not None) and (last or self._evaluates(line["round"])):
             # Not within `_lines`: on failure that saves the last round of `_history`, and the roles are past it.
             self._players.gather()
             line = line | self._evaluator.on_the_way(self._players.models(), test, validation)
         self._history.append(line)
         stops = self._stopping.stops(self._history, lambda: states_of(self._players))
         if self._files is not None:
-            self._files.add(line, self._stopping.best)
-        if self._rhythm.due(last=stops or line["round"] == self._rounds):
+            self._files.add(line, self._stopping.best, last=last)
+        if self._rhythm.due(last=last or stops):
             log.info("%s", round_line(line["round"], self._rounds, line))
         self._track(line)
         if self._progress is not None:
@@ -266,19 +272,12 @@ class Session:
             self._stopped = isinstance(error, StopTraining)
             if not self._stopped:
                 raise
-        return self._stopped or stops or not self._has_budget()
+        return self._stopped or stops
 
-    def _has_budget(self) -> bool:
-        """Return whether dp-epsilon allows one more sum; if not, record why the run ends."""
-        noise, last = self._players.accountant, self._history[-1]["round"] if self._history else 0
-        if noise is None or noise.allows(noise.releases.count + 1):
-            return True
-        if last < self._rounds:
-            most = noise.privacy.most
-            self._unplayed.append(
-                f"the run ended after round {last} of {self._rounds}, as another would pass dp-epsilon = {most:g}"
-            )
-        return False
+    def _is_spent(self) -> bool:
+        """Return whether dp-epsilon does not allow one more sum."""
+        noise = self._players.accountant
+        return noise is not None and not noise.allows(noise.releases.count + 1)
 
     def _conclude(self, outcome: Outcome, dropped: Sequence[DroppedSilo], sums: Sequence[OpenedSum]) -> Result:
         """Score the outcome, write it and return it."""

@@ -41,10 +41,10 @@ from moretta.protocols.common.targets import (
 Metric = Callable[[Tensor, Tensor], Any]
 """Maps outputs [rows, outputs] and targets, int64[rows] of classes or [rows, outputs] of numbers, to one number."""
 
+SCORES = ("loss", "accuracy", "mse")
 BUILT_IN = (
-    "loss",
-    "accuracy",
-    "mse",
+    *SCORES,
+    *(f"{of}_{score}" for of in ("mean", "slices") for score in SCORES),  # of several models, in a round's line
     "top5",
     "rows",
     "auc",

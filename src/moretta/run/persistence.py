@@ -157,7 +157,6 @@ class RunFiles:
     Args:
         place: The beginning of the session.
         recorder: Records the views; None if they are not recorded.
-        rounds: The number of the last round.
     """
 
     of: Trainable
@@ -166,7 +165,6 @@ class RunFiles:
     folder: RunFolder
     place: CheckpointId
     recorder: Recorder | None
-    rounds: int
 
     def begin(self) -> BestRound | None:
         """Save the state in which a run begins, or return the best round so far of a resumed one."""
@@ -195,13 +193,18 @@ class RunFiles:
         """Return the takes that all sessions of the run have requested; a further one is on disk before its request."""
         return AskedTakes(Journal(self.folder.path / "checkpoint" / TAKES))
 
-    def add(self, line: Mapping[str, Any], best: BestRound | None) -> None:
-        """Write the files of a finished round, or of a lost one. line: the round's line of the history."""
+    def add(self, line: Mapping[str, Any], best: BestRound | None, *, last: bool) -> None:
+        """Write the files of a finished round, or of a lost one.
+
+        Args:
+            line: The round's line of the history.
+            last: Whether no round can follow.
+        """
         number = line["round"]
         self.flush_views()  # first, so that every round in the history has its views
         self.folder.append(line)
         # A lost round is never repeated, because the next one asked for sums under the same model.
-        if number % self.of.spec.run.checkpoint_every == 0 or number == self.rounds or "lost" in line:
+        if number % self.of.spec.run.checkpoint_every == 0 or last or "lost" in line:
             self.save(number, best)
         self._save_truth(number)
 

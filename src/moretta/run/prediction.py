@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
 from moretta.contract.wording import LEAST_SHOWN, did_you_mean
@@ -54,9 +55,9 @@ def predict(
 
     For masks a .npz file replaces the .csv: `prediction` has each position's class, int64[rows, *mask], and `id` the
     rows' names, if any. The .npy has [rows, *mask, classes]. Rows of a table with a cell against its schema are left
-    out. A .csv then has ids or the numbers of the other rows, and a .npy has NaN for those left out. Absent values are
-    filled in from the training rows, so no prediction depends on other rows of the file. The released model, which
-    silos hold, predicts exactly.
+    out, and rows whose outputs are not finite. A .csv or .npz then has ids or the numbers of the other rows, and a .npy
+    has NaN for those left out. Absent values are filled in from the training rows, so no prediction depends on other
+    rows of the file. The released model, which silos hold, predicts exactly.
 
     Args:
         rows: A table with the training data's columns, with or without the target. An .npz file with an array `x`, or
@@ -79,6 +80,12 @@ def predict(
     source = Source(rows.name, replace(model.form, **(form or {})), base=rows.parent, mapping=mapping)
     samples, named = rows_of(source, model)
     outputs = model.outputs(samples.x, str(rows))
+    good, kept = np.isfinite(outputs).all(axis=1), _kept(samples, len(outputs))
+    if not good.any():
+        trained_model.finite(outputs, str(rows), kept)
+    bad = dict.fromkeys(kept[~good].tolist(), "the model's outputs are not finite")
+    ids, left_out = None if samples.ids is None else samples.ids[good], {**samples.left_out, **bad}
+    samples, outputs = replace(samples, ids=ids, left_out=dict(sorted(left_out.items()))), outputs[good]
     _write(out, outputs, samples, named, model)
     return Predicted(outputs.shape[0], outputs.shape[1], samples.left_out)
 
@@ -103,7 +110,8 @@ def evaluate(
         The scores, and by number from 1 the rows that violate the schema, each with the reason.
 
     Raises:
-        ParameterError: The run has no such model, rows or targets do not fit, or the table has no column `by`.
+        ParameterError: The run has no such model, rows or targets do not fit, outputs are not finite, or the table has
+            no column `by`.
     """
     model = trained_model.read(folder, choice)
     source = Source(data.name, replace(model.form, **(form or {})), base=data.parent, mapping=mapping)
@@ -111,14 +119,15 @@ def evaluate(
     of = model.task, model.loss, model.classes
     together = Subjects(rows.ids, rows.groups).whom
     outputs = model.outputs(rows.x, str(data))
+    kept = _kept(rows, len(outputs))
+    trained_model.finite(outputs, str(data), kept)
     result = judged(outputs, rows.y, *of, together, str(data), model.threshold)
     if by is None:
         return result, rows.left_out
     if not is_table(data.name):
         raise ParameterError(f"--by {by}: {data} has no columns with names; use a table")
     whole = read_columns(data, source.form)
-    kept = np.setdiff1d(np.arange(len(next(iter(whole.values())))), [row - 1 for row in rows.left_out])
-    own = {name: column[kept] for name, column in whole.items()}
+    own = {name: column[kept - 1] for name, column in whole.items()}
     columns = own | mapping.fitting(own, str(data), source.form)[0]  # by the schema's names or the file's own
     if by not in columns:
         raise ParameterError(f'{data} has no column "{by}" for --by; {did_you_mean(by, columns)}')
@@ -200,13 +209,19 @@ def _of_arrays(model: TrainedModel) -> Schema | None:
     return Schema(columns={name: Number(blanks=marked.get(name, blanks)) for name in names})
 
 
+def _kept(rows: Rows, count: int) -> NDArray[np.int64]:
+    """Return the numbers, from 1, of the rows that are not left out. count: of those."""
+    return np.setdiff1d(np.arange(count + len(rows.left_out)) + 1, list(rows.left_out))
+
+
 def _write(out: Path, outputs: Array, rows: Rows, named: str, model: TrainedModel) -> None:
-    names, count = rows.ids, len(outputs) + len(rows.left_out)
-    kept = np.setdiff1d(np.arange(count), [row - 1 for row in rows.left_out])
+    names, kept = rows.ids, _kept(rows, len(outputs))
+    if names is None and rows.left_out:
+        names, named = kept.astype(np.str_), ROW
     if out.suffix.lower() in (".npy", ".npz"):
         buffer, own = io.BytesIO(), model.at_positions(outputs)
-        whole = np.full((count, *own.shape[1:]), np.nan, outputs.dtype)
-        whole[kept] = own
+        whole = np.full((len(kept) + len(rows.left_out), *own.shape[1:]), np.nan, outputs.dtype)
+        whole[kept - 1] = own
         if out.suffix.lower() == ".npy":
             np.save(buffer, whole, allow_pickle=False)
         else:
@@ -215,8 +230,6 @@ def _write(out: Path, outputs: Array, rows: Rows, named: str, model: TrainedMode
         write_atomically(out, buffer.getvalue(), 0o600)  # private, because rows may be about people
         return
     header, columns = _predicted(outputs, model)
-    if names is None and rows.left_out:
-        names, named = (kept + 1).astype(np.str_), ROW
     if names is not None:
         header, columns = [named, *header], [names.tolist(), *columns]
     write_atomically(out, written(header, columns), 0o600)

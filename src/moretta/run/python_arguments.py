@@ -95,6 +95,7 @@ def check_kinds(
     out: object,
     record_views: object,
     table: object,
+    settings: object,
 ) -> None:
     """Raise ParameterError, naming the argument, for one of the wrong kind, and for recorded views without a folder."""
     if isinstance(protocol, type):
@@ -105,6 +106,8 @@ def check_kinds(
             raise ParameterError(f"{name}: expected settings, {kind.__name__}(..), or None; got {kind_of(value)}")
     if table is not None and not isinstance(table, Schema):
         raise ParameterError(f"table: expected a schema, such as Schema.load(FILE), or None; got {kind_of(table)}")
+    if settings is not None and not isinstance(settings, Mapping):
+        raise ParameterError(f"settings: expected a mapping of a run file's sections, or None; got {kind_of(settings)}")
     if isinstance(metrics, str) or not hasattr(metrics, "__iter__"):
         raise ParameterError(f"metrics: expected a list of functions, [my_metric, ..]; got {kind_of(metrics)}")
     if out is not None:

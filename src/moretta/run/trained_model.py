@@ -32,7 +32,7 @@ from moretta.data.tables.rows import encode, expansion_of
 from moretta.data.tables.schema import Schema
 from moretta.engines.files import check_unused, make_folder, read_file, write_atomically
 from moretta.engines.run_folder import RunFolder, read_inputs, read_json, read_model
-from moretta.errors import MorettaError, ParameterError
+from moretta.errors import MorettaError, ParameterError, RowsError
 from moretta.models import catalogue, graph
 from moretta.models.checks import build_within, dtype_of
 from moretta.models.graph import Graph
@@ -144,9 +144,9 @@ class TrainedModel(nn.Module):
             numbers.
 
         Raises:
-            ParameterError: The rows differ from the run's in form.
+            ParameterError: The rows differ from the run's in form, or the model's outputs are not finite.
         """
-        outputs = self.outputs(self._rows(x), "x")
+        outputs = finite(self.outputs(self._rows(x), "x"), "x")
         if self.mask:
             return np.asarray(self.at_positions(outputs).argmax(axis=-1))
         if self.task == "classification":
@@ -159,7 +159,7 @@ class TrainedModel(nn.Module):
         """Return each class's probability, float64[rows, classes] or [rows, *mask, classes]. Raises as `predict`."""
         if self.task != "classification" and not self.mask:
             raise ParameterError("predict_proba is for classes, and this model predicts numbers; use predict")
-        outputs = self.at_positions(self.outputs(self._rows(x), "x"))
+        outputs = self.at_positions(finite(self.outputs(self._rows(x), "x"), "x"))
         return probabilities(outputs.reshape(-1, outputs.shape[-1]), self.loss).reshape(*outputs.shape[:-1], -1)
 
     @names_keywords()
@@ -177,7 +177,7 @@ class TrainedModel(nn.Module):
         """
         check_order({"x": x, "y": y, "groups": groups}, "evaluate")
         check_dense(y, "y", "y")
-        outputs, truths = self.outputs(self._rows(x), "x"), self.class_numbers(np.asarray(y), "y")
+        outputs, truths = finite(self.outputs(self._rows(x), "x"), "x"), self.class_numbers(np.asarray(y), "y")
         kind: Any = self.task
         targets = self.fitting(truths, "y") if self.mask else as_targets(truths, "y", kind)[0]
         if len(targets) != len(outputs):
@@ -207,6 +207,8 @@ class TrainedModel(nn.Module):
                     f"{where}: {wrong} of {len(y)} words are not a class; expected {either(map(shown, self.classes))}"
                 )
             return numbers
+        if y.dtype.kind not in "biuf":
+            raise ParameterError(f"{where}: expected names or numbers of classes; got values of {y.dtype}")
         labels, inverse = np.unique(y, return_inverse=True)
         named = {_value(name): place for place, name in enumerate(self.classes)}
         numbers = np.array([named.get(float(label), -1) for label in labels])
@@ -321,6 +323,18 @@ class TrainedModel(nn.Module):
             if name not in names:
                 raise ParameterError(f"x: expected a column {name!r}, as the run has; it has {', '.join(names):.200}")
         return self.columns
+
+
+def finite(outputs: NDArray[Any], where: str, numbers: NDArray[np.int64] | None = None) -> NDArray[Any]:
+    """Return outputs if all are finite. Raises RowsError, naming the rows. numbers: theirs; None counts from 1."""
+    bad = np.flatnonzero(~np.isfinite(outputs).all(axis=1))
+    if not len(bad):
+        return outputs
+    first = bad[0] + 1 if numbers is None else numbers[bad[0]]
+    raise RowsError(
+        f"{where}: the model's outputs are not finite in {len(bad)} of {len(outputs)} rows, first in row {first} "
+        "(counted from 1); leave out those rows, or if all are such, train again with a lower learning-rate"
+    )
 
 
 @dataclass(frozen=True)
