@@ -296,6 +296,7 @@ def prepare(folder: Path) -> None:
     save(folder / "pages.tif", save_all=True, append_images=[Image.fromarray(GREY)])
     Image.fromarray(GREY.astype(np.float32)).save(folder / "floats.tif")
     save(folder / "turned.tif", tiffinfo={274: 6})
+    save(folder / "signed.tif", tiffinfo={339: 2})
     (folder / "deep.png").write_bytes(deep_png())
     (folder / "deep.tif").write_bytes(deep_tiff())
     (folder / "text.png").write_text("no image at all")
@@ -333,6 +334,7 @@ def prepare(folder: Path) -> None:
         ("half.png", "is not a readable PNG, JPEG, TIFF, DICOM or NIfTI image", {}),
         ("pages.tif", "has several pages; save each that is to be a sample as a file", {}),
         ("turned.tif", "is a TIFF with an orientation tag; save it upright, without the tag", {}),
+        ("signed.tif", "is a TIFF with signed numbers of 8 bits; save it with unsigned ones", {}),
         ("deep.png", "has 16 bits a colour, of which 8 would be read; save it with 8, or grey with 16", {}),
         ("deep.tif", "has 16 bits a colour, of which 8 would be read; save it with 8, or grey with 16", {}),
         ("floats.tif", "has 32 bits a pixel, of no known range; save it with 8 or 16", {}),

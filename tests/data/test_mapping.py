@@ -130,6 +130,12 @@ def test_what_is_dropped_is_not_looked_at() -> None:
             {},
             "rows.csv: [mapping.units] converts column 'Kreatinin', which has",
         ),
+        (
+            GERMAN,
+            {"units": {"Kreatinin": Conversion(thousands=",")}},
+            "rows.csv: [mapping.units] converts column 'Kreatinin': the mark between thousands and the decimal sign "
+            'are both ","; expected two signs: correct thousands or decimal, or convert',
+        ),
     ],
 )
 def test_what_does_not_fit_is_one_sentence_without_a_cell(

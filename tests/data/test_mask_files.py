@@ -91,6 +91,26 @@ def test_masks_that_do_not_fit_are_refused(
         masks(folder(tmp_path, mask), told, ImageForm(**form))
 
 
+@pytest.mark.parametrize(
+    ("tags", "said"),
+    [
+        ({274: 3}, "row 1: the mask is a TIFF with an orientation tag; save it upright, without the tag"),
+        ({339: 2}, "row 1: the mask is a TIFF with signed numbers of 8 bits; save it with unsigned ones"),
+        ({262: 0}, "row 1: the mask is a TIFF whose 0 is white; save it with 0 as black"),
+    ],
+)
+def test_a_tiff_whose_numbers_pillow_would_change_is_refused(tmp_path: Path, tags: dict[int, int], said: str) -> None:
+    """Pillow turns a mask with the tag and not its image, so that they were a mirrored pair."""
+    folder(tmp_path)
+    (tmp_path / "labels.csv").write_text("file,mask\ni0.png,m0.tif\n")
+    for given in ({}, tags):
+        Image.fromarray(MASK).save(tmp_path / "m0.tif", tiffinfo=given)
+        if not given:
+            assert masks(tmp_path, table(), ImageForm(size=6))[0, 2, 0] == 1
+    with pytest.raises(ParameterError, match=said):
+        masks(tmp_path, table())
+
+
 def test_a_file_that_is_no_mask_is_refused(tmp_path: Path) -> None:
     folder(tmp_path)
     (tmp_path / "m0.png").write_bytes(b"\xff\xd8\xff no mask")

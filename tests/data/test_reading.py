@@ -223,8 +223,16 @@ def test_groups_are_read_as_ids_are(tmp_path: Path) -> None:
     rows = of_npz(tmp_path, **arrays)
     assert np.asarray(rows.ids).tolist() == ["5", "6", "7", "8"]
     assert np.asarray(rows.groups).tolist() == ["a", "a", "b", "a"]
-    with pytest.raises(ParameterError, match="expected one group a row, 4; got \\[3\\]"):
-        of_npz(tmp_path, **{**arrays, "group": ["a", "a", "b"]})
+    for groups, got in (
+        (["a", "a", "b"], "expected 4 words or whole numbers, one a row; got 3 values"),
+        ([1.0, 1.0, 2.0, np.nan], "expected 4 words or whole numbers, one a row; got 4 values of type float64"),
+        ([b"a", b"a", b"b", b"a"], "expected 4 words or whole numbers"),
+        (["a", "", "", "b"], "2 of 4 are empty, and would count as the same one"),
+    ):
+        for expected in (CLASSES, replace(CLASSES, training=False)):
+            for name in ("group", "id"):
+                with pytest.raises(ParameterError, match=f"{WHERE}: rows.npz: {name}: {got}"):
+                    of_npz(tmp_path, expected, **{**arrays, name: groups})
 
 
 def test_a_function_beside_silo_toml_gives_rows(tmp_path: Path) -> None:

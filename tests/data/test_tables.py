@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moretta.commands.align import read_ids
 from moretta.data.rows import Subjects
 from moretta.data.tables import schema as schemas
 from moretta.data.tables.doubts import Hints
@@ -169,7 +170,12 @@ def test_keywords_say_how_a_file_is_written_and_rows_are_taken_by_number(tmp_pat
         ("a,a,y\n1,2,0\n", "the first line has the name of column 2 of 3 twice"),
         ("a,,y\n1,2,0\n", "the first line has no name for column 2"),
         ("", "has no rows"),
+        ("\n1,2\n", "has no rows"),
         ("a,y\n", "has no rows"),
+        ('"a\n(x)",y\n1,0\n', "the first line has a name with a line break; expected each name in one line"),
+        ('a,"y\r\n(x)"\r\n1,0\r\n', "the first line has a name with a line break"),
+        ('a;"b\n(x)";y\n1;2;0\n', "the first line has a name with a line break"),
+        ('"a,y\n1,0\n', "the first line has a name with a line break; .* or close its quotes"),
         ('a,y\n1,0\n"2,1\n', "line 3 has a quote that no other closes at the end of its cell"),
         ('a,y\n1,0\n"old,1\n2,0\n3,"1"\n', "line 3 has a quote that no other closes"),
         ('a,y\n1,0\n2,"fever\n3,0\n4,1\n', "line 3 has a quote that no other closes"),
@@ -502,6 +508,95 @@ def test_a_column_means_the_same_in_every_kind_of_table(tmp_path: Path, dtype: s
             assert rows.ids is not None
             assert np.isnan(rows.x[:, 0]).tolist() == [True, False, False], (table, absent)
             assert rows.ids.tolist() == [str(big + k) for k in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("kind", [Id(), Grouping()])
+@pytest.mark.parametrize(
+    ("cells", "ids"),
+    [
+        (["17.0", "18", "19.00", "20,0"], ["17", "18", "19", "20"]),
+        (["17.0", "P9", "17.5", "017"], ["17", "P9", "17.5", "017"]),
+        (["1.000", "1", "2,000", "v2.0"], ["1.000", "1", "2,000", "v2.0"]),  # perhaps thousands
+    ],
+)
+def test_an_id_that_was_written_as_a_float_is_the_whole_number(
+    tmp_path: Path, kind: Any, cells: list[str], ids: list[str]
+) -> None:
+    """pandas writes 17.0 where another id is blank: a patient of two files was two."""
+    schema = Schema(columns={"who": kind, "x": Number(), "y": Target()})
+    path = write(tmp_path, "who;x;y\n" + "".join(f"{cell};{k};0\n" for k, cell in enumerate(cells)))
+    for columns in (read_columns(path), as_columns({"who": cells, "x": [*range(4)], "y": [0] * 4}, "t")):
+        rows = encode(columns, schema, "t")
+        assert Subjects(rows.ids, rows.groups).whom.tolist() == ids  # type: ignore[union-attr]
+        kept = encode(columns, schema, "t", training=False)
+        assert Subjects(kept.ids, kept.groups).whom.tolist() == cells  # type: ignore[union-attr]
+    for place, cell in enumerate(cells):  # whatever other rows hold
+        alone = encode({name: column[place : place + 1] for name, column in columns.items()}, schema, "t")
+        assert Subjects(alone.ids, alone.groups).whom.tolist() == [ids[place]], cell  # type: ignore[union-attr]
+    assert read_ids(path, "who", None, None).tolist() == ids
+    with pytest.raises(ParameterError, match=r"column 'who' has na or nan, which may stand for no value, in 2 of 4"):
+        encode({**columns, "who": np.array(["na", "NAN", "Nadia", "5"], object)}, schema, "t")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_number_means_the_same_in_32_bits(dtype: Any) -> None:
+    """float32 made 0.1 a number above 0.1, another word, and no code for an absent value."""
+    columns = {
+        "a": Number(absent=(-99.9,), blanks="mean", range=(0, 0.1)),
+        "b": Category(categories=("0.1", "0.5"), blanks="category", unseen="blank"),
+        "y": Target(range=(0.1, 0.7)),
+    }
+    numbers = {name: np.array([0.1, -99.9, 0.05], dtype) for name in ("a", "b")} | {
+        "y": np.array([0.1, 0.7, 0.5], dtype)
+    }
+    rows = read_table(numbers, Schema(columns=columns))
+    np.testing.assert_array_equal(rows.x[:, 0], np.array([0.1, np.nan, 0.05], np.float32))
+    assert rows.x[:, 1:].tolist() == [[1, 0, 0], [0, 0, 1], [0, 0, 1]]
+    with pytest.raises(ParameterError, match=r"column 'a' has a value outside its range 0 to 0\.1 in 1 of 3 rows"):
+        read_table(numbers | {"a": np.array([0.1, 0.10001, 0], dtype)}, Schema(columns=columns))
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "columns"])
+def test_numbers_beyond_32_bits_are_refused_or_left_out_in_every_kind_of_table(tmp_path: Path, kind: str) -> None:
+    table: Any = {"a": [1.0, 1e39, 2.0], "y": [0.0, 1.0, 2.0]}
+    if kind == "csv":
+        table = write(tmp_path, "a,y\n1,0\n1e39,1\n2,2\n")
+    if kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "t.parquet")
+        table = tmp_path / "t.parquet"
+    schema = Schema(columns={"a": Number(), "y": Target()})
+    with pytest.raises(ParameterError, match="column 'a' has numbers beyond what float32 holds in 1 of 3 rows"):
+        read_table(table, schema)
+    columns = read_columns(table) if isinstance(table, Path) else as_columns(table, "t")
+    left = encode(columns, schema, "t", training=False, leave_out=True)
+    assert left.x[:, 0].tolist() == [1, 2]
+    assert left.left_out == {2: "column 'a' has numbers beyond what float32 holds"}
+    turned = Schema(columns={"y": Number(), "a": Target()})
+    with pytest.raises(ParameterError, match="column 'a' has numbers beyond what float32 holds in 1 of 3 rows"):
+        read_table(table, turned)
+
+
+def test_a_limit_is_no_code_for_an_absent_value() -> None:
+    cells = np.array([">999", ">1000", "999", "120", "<1998", "999.0"], object)
+    for censored, below in (("limit", 1998), ("half", 999)):
+        schema = Schema(columns={"a": Number(censored=censored, absent=(999,), blanks="mean"), "y": Target()})
+        found = encode({"a": cells, "y": np.zeros(6)}, schema, "t").x[:, 0]
+        np.testing.assert_array_equal(found, np.array([999, 1000, np.nan, 120, below, np.nan], np.float32))
+        plain = encode({"a": cells[2:4], "y": np.zeros(2)}, schema, "t").x[:, 0]
+        np.testing.assert_array_equal(plain, np.array([np.nan, 120], np.float32))
+
+
+def test_a_mark_between_thousands_is_no_decimal_sign_and_a_unit_alone_no_number(tmp_path: Path) -> None:
+    """A comma for thousands in a file of decimal commas multiplied numbers by 1000."""
+    path = write(tmp_path, "kg;y\n70,500;0\n4,120;1\n")
+    schema = Schema(columns={"kg": Number(thousands=",", unit="%", blanks="mean"), "y": Target()})
+    with pytest.raises(
+        ParameterError, match=r"t.csv: column 'kg': the mark between thousands and the decimal sign are"
+    ):
+        read_table(path, schema, decimal=",")
+    assert read_table(path, schema).x[:, 0].tolist() == [70_500, 4120]
+    with pytest.raises(ParameterError, match="column 'kg' has something other than a number in 1 of 2 rows"):
+        read_table(write(tmp_path, "kg;y\n45 %;0\n%;1\n"), schema)
 
 
 def test_a_numeral_that_stands_for_no_value_is_no_other_code_and_no_other_number(tmp_path: Path) -> None:

@@ -162,9 +162,11 @@ def read_ids(path: Path, column: str, separator: str | None, encoding: str | Non
     Raises:
         ParameterError: The file is no table or .npz file, or has no such column.
     """
+    from numpy import asarray
+
     from moretta.contract.wording import did_you_mean
     from moretta.data.images.sets import read_npz
-    from moretta.data.tables.files import ENDINGS, is_table, read_columns
+    from moretta.data.tables.files import ENDINGS, composed, is_table, read_columns
     from moretta.data.tables.rows import words_of
 
     if not is_table(path.name) and path.suffix != ".npz":
@@ -173,7 +175,8 @@ def read_ids(path: Path, column: str, separator: str | None, encoding: str | Non
     columns = read_columns(path, form) if is_table(path.name) else read_npz(path)
     if column not in columns:
         raise ParameterError(f'{path.name} has no column "{column}" for --id-column; {did_you_mean(column, columns)}')
-    return words_of(columns[column]) if is_table(path.name) else columns[column]
+    ids = words_of(columns[column]).astype(str) if is_table(path.name) else columns[column]
+    return asarray(composed(ids))
 
 
 def _rules(names: Sequence[str] | None) -> IdRules:

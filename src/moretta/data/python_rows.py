@@ -8,7 +8,6 @@ length, and returns a sample and its target by index.
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
-from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,7 @@ from moretta.contract.lazy_rows import LazyRows
 from moretta.contract.wording import kind_of, nearest
 from moretta.data.layout import Samples
 from moretta.data.rows import are_positions, as_positions, class_of
-from moretta.data.tables.files import check_dense, check_order, column_names, is_frame, is_sparse
+from moretta.data.tables.files import check_dense, check_order, column_names, composed, is_frame, is_sparse
 from moretta.errors import ParameterError
 
 NUMBERS = "fiub"
@@ -126,7 +125,7 @@ def subjects(values: Any, rows: int, where: str) -> NDArray[np.str_]:
     if array.ndim != 1 or len(array) != rows or not words:
         got = f"{len(array)} values of type {array.dtype}" if array.ndim == 1 else kind_of(values)
         raise ParameterError(f"{where}: expected {rows} words or whole numbers, one a row; got {got}")
-    return np.array([normalize("NFC", str(cell)) for cell in cells], dtype=np.str_)
+    return np.asarray(composed(np.array([str(cell) for cell in cells], np.str_)))
 
 
 def pair(

@@ -22,6 +22,7 @@ from moretta.data.images.folder import FOLDER, read_labelled
 from moretta.data.images.pixels import ImageForm
 from moretta.data.images.sets import read_npz
 from moretta.data.layout import SampleLayout, packed_parts
+from moretta.data.python_rows import subjects
 from moretta.data.references import OWN_CODE, beside, cause, is_reference, resolve
 from moretta.data.rows import (
     Rows,
@@ -33,7 +34,7 @@ from moretta.data.rows import (
     check_pair,
     check_targets_finite,
 )
-from moretta.data.tables.files import ENDINGS, Format, composed, is_table, read_columns
+from moretta.data.tables.files import ENDINGS, Format, is_table, read_columns
 from moretta.data.tables.mapping import ColumnMapping
 from moretta.data.tables.preparation import check_rounding
 from moretta.data.tables.rows import encode, expansion_of, rules_of
@@ -208,13 +209,12 @@ def of_arrays(arrays: Mapping[str, Array], expected: ExpectedRows, where: str) -
         if expected.training and numbers is not None:
             check_rounding(np.asarray(numbers), f"{where}: {name}")
     x = as_features(x, where)
-    for what, values in (("id", ids), ("group", groups)):
-        if values is not None and np.shape(values) != (len(x),):
-            raise ParameterError(f"{where}: expected one {what} a row, {len(x)}; got {list(np.shape(values))}")
+    whose = {"id": ids, "group": groups}
+    whom = {what: subjects(values, len(x), f"{where}: {what}") for what, values in whose.items() if values is not None}
+    if not expected.training:  # predictions have the file's
+        whom = {what: np.asarray(whose[what]).astype(np.str_) for what in whom}
     y = _targets(y, expected, where) if expected.labelled and y is not None else np.empty(0, np.float32)
-    ids, groups = (None if values is None else np.asarray(values).astype(np.str_) for values in (ids, groups))
-    ids, groups = (composed(ids), composed(groups)) if expected.training else (ids, groups)
-    return Rows(x, y, ids, groups)
+    return Rows(x, y, whom.get("id"), whom.get("group"))
 
 
 def _numbers(y: Array, expected: ExpectedRows, where: str) -> Array:

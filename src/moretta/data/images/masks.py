@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from moretta.contract.memory import check_memory, within_memory
 from moretta.data.images import scans
-from moretta.data.images.pixels import ImageForm, opened
+from moretta.data.images.pixels import PHOTOMETRIC, ImageForm, opened
 from moretta.data.tables.schema import Target
 from moretta.errors import ParameterError
 
@@ -111,6 +111,8 @@ def _by_pillow(content: bytes, where: str) -> NDArray[np.int64]:
     with opened(content, where, MASKS, MASK_PIXEL, UNREAD_MASK) as image:
         if image.mode.split(";1")[0] not in ("1", "L", "P", "I"):
             raise ParameterError(f"{where} has colours; save it grey or with a palette, a number a pixel")
+        if image.mode == "L" and getattr(image, "tag_v2", {}).get(PHOTOMETRIC) == 0:  # which Pillow inverts
+            raise ParameterError(f"{where} is a TIFF whose 0 is white; save it with 0 as black")
         pixels: NDArray[np.int64] = np.asarray(image).astype(np.int64)
         return pixels
 

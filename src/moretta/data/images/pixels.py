@@ -25,7 +25,7 @@ FORMATS = ("PNG", "JPEG", "TIFF")  # the formats that Pillow may read
 UNREAD = "PNG, JPEG, TIFF, DICOM or NIfTI image; save it again or remove it"
 IN_MEMORY = 28  # bytes a pixel while it is read: four bytes of the file, and two arrays of three colours
 MOST_ACROSS = 1 << 14  # pixels of a side, after resampling
-ORIENTATION, BITS_PER_SAMPLE, PHOTOMETRIC = 274, 258, 262  # tags of TIFF
+ORIENTATION, BITS_PER_SAMPLE, PHOTOMETRIC, SAMPLE_FORMAT = 274, 258, 262, 339  # tags of TIFF
 GREYS = np.array([0.299, 0.587, 0.114], np.float32)  # of red, green and blue, as in Pillow
 
 
@@ -125,7 +125,6 @@ def read_image(content: bytes, where: str, form: ImageForm) -> tuple[Pixels, tup
                 f"{where} is not a DICOM or NIfTI file, and window, spacing and plane need one; remove them"
             )
         with opened(content, where, FORMATS, IN_MEMORY, UNREAD) as image:
-            _check_whole(image, where)
             return _fractions(image, where), None
 
 
@@ -179,7 +178,7 @@ def opened(content: bytes, where: str, formats: Sequence[str], in_memory: int, u
         unread: Ends the sentence about a file that cannot be read.
 
     Raises:
-        ParameterError: for several pages, too many pixels, and any error of Pillow.
+        ParameterError: for several pages, too many pixels, pixels that Pillow changes, and any error of Pillow.
     """
     library = pillow()
     with refused(where, f"is not a readable {unread}"), library.open(io.BytesIO(content), formats=formats) as image:
@@ -188,14 +187,17 @@ def opened(content: bytes, where: str, formats: Sequence[str], in_memory: int, u
         if math.prod(image.size) > MOST_PIXELS:
             raise ParameterError(f"{where} has more than {MOST_PIXELS:,} pixels; save it smaller")
         check_memory(in_memory * math.prod(image.size), f"{where} takes")
+        _check_whole(image, where)
         yield image
 
 
 def _check_whole(image: Any, where: str) -> None:
-    """Raise ParameterError for an image whose bits Pillow would drop, or a TIFF that it would turn."""
+    """Raise ParameterError for an image whose bits Pillow would drop, or a TIFF that it would turn or misread."""
     tiff = image.format == "TIFF"
     if tiff and image.getexif().get(ORIENTATION, 1) != 1:
         raise ParameterError(f"{where} is a TIFF with an orientation tag; save it upright, without the tag")
+    if tiff and image.mode == "L" and 2 in image.tag_v2.get(SAMPLE_FORMAT, ()):
+        raise ParameterError(f"{where} is a TIFF with signed numbers of 8 bits; save it with unsigned ones")
     read_as = [str(tile[3]) for tile in image.tile]  # such as RGB;16B
     deep = max(image.tag_v2.get(BITS_PER_SAMPLE, (1,))) > 8 if tiff else any(";16" in kind for kind in read_as)
     if deep and image.mode in ("RGB", "RGBA", "RGBX", "LA", "CMYK", "YCbCr", "LAB"):

@@ -293,6 +293,8 @@ def _of_marks(cells: Cells) -> Iterator[Doubt]:
         odd = [word for word in cells.words if (number.unit or mark or "") in word]
         seen = "a sign or unit beside numbers" if number.unit else "a comma or other mark before three digits"
         read = Reading("marks between thousands" if mark else "numbers", number)
+        if mark == decimal == ",":
+            read, others = others[0], (Reading('marks between thousands, for which set decimal = "."'),)
         yield Doubt(f"has {seen} {cells.within(odd)}", (read, *others))
 
 

@@ -27,7 +27,7 @@ import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, Literal, get_args
@@ -51,6 +51,7 @@ DATE_LIKE = re.compile(r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([ T]\d{1,2}:\d{2}.*)?$
 # The possible begin of a cell, our quotes, and then the begin of a formula, also of East Asian width.
 _FORMULA = re.compile(r"((?:^|[;\t|\"\r\n])[ \ufeff]*)('*)(?=[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20])")
 
+_WHOLE = re.compile(r"^([+-]?[0-9]+)[.,]00?$")  # three zeros may stand behind a mark between thousands
 _BLANKS = re.compile(r'("[^"]*")|[ \t]+')
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # the start of such a file, and of no file in UTF-8
 _WINDOWS = re.compile(rb"[\x80-\x9f]")  # signs there, and no text in latin-1
@@ -101,7 +102,13 @@ class Format:
             return numbers
         words = [word.replace(self.decimal, ".") for word in self._absent]
         none = [float(word) for word in words if re.match(_NUMBER, word)]
-        return np.where(np.isin(numbers, none + np.array(none, np.float32).tolist()), np.nan, numbers)
+        return without(numbers, none)
+
+
+def without(numbers: NDArray[np.float64], none: Sequence[float]) -> NDArray[np.float64]:
+    """Return numbers, NaN where they are among others, also where they were float32."""
+    with np.errstate(over="ignore"):
+        return np.where(np.isin(numbers, [*none, *np.array(none, np.float32).tolist()]), np.nan, numbers)
 
 
 def is_table(source: str) -> bool:
@@ -169,10 +176,10 @@ def check_order(columns: Mapping[str, Any], where: str) -> None:
 
 
 def composed(names: NDArray[Any] | None) -> NDArray[Any] | None:
-    """Return ids or groups in Unicode's form NFC, in which an accent in a mark of its own names nobody else."""
+    """Return ids or groups as they are compared: in Unicode's form NFC, and 17.0, as pandas writes floats, as 17."""
     if names is None or names.dtype.kind != "U":
         return names
-    return np.array([unicodedata.normalize("NFC", name) for name in names.tolist()], np.str_)
+    return np.array([_WHOLE.sub(r"\1", unicodedata.normalize("NFC", name)) for name in names.tolist()], np.str_)
 
 
 def is_frame(rows: object) -> bool:
@@ -409,12 +416,16 @@ def _decoded(content: bytes, name: str, encoding: str) -> str:
 
 def _header(text: str, name: str, separator_set: str | None) -> tuple[list[str], str]:
     """Return the names of the first line, and their separator."""
-    lines = text.splitlines()[:LINES_TRIED]
-    first = next(iter(lines), "")
-    if not first:
+    lines = [line[0] for line in islice(re.finditer(r"[^\r\n]*(\r\n?|\n)|[^\r\n]+", text), LINES_TRIED)]
+    if not lines or not lines[0].strip("\r\n"):
         raise ParameterError(f"{name} has no rows; expected column names and at least one row")
-    separator = separator_set or max(",;\t", key=lambda mark: len(next(csv.reader([first], delimiter=mark), [])))
-    header = [cell.strip() for cell in next(csv.reader([first], delimiter=separator), [])]
+    separator = separator_set or max(",;\t", key=lambda mark: len(next(csv.reader(lines, delimiter=mark), [])))
+    header = [cell.strip() for cell in next(csv.reader(lines, delimiter=separator), [])]
+    if any(mark in cell for cell in header for mark in "\r\n"):
+        raise ParameterError(
+            f"{name}: the first line has a name with a line break; expected each name in one line: write a blank "
+            "instead, or close its quotes"
+        )
     if separator_set is None and len(header) == 1:  # one column shows no separator
         for other in "| ":
             counts = {len(line.split(None if other == " " else other)) for line in lines}

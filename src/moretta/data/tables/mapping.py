@@ -201,7 +201,8 @@ def _converted(column: Column, conversion: Conversion, where: str, what: str, fo
         raise ParameterError(f"{where}{what}dates; remove it there, as dates have no unit")
     if column.dtype.kind == "f":
         return column * factor + offset, int(np.isfinite(column).sum())
-    cells = bare(column, Number(unit=conversion.unit, thousands=conversion.thousands), decimal)
+    number = Number(unit=conversion.unit, thousands=conversion.thousands)
+    cells = bare(column, number, decimal, where + what.removesuffix(", which has "))
     signs = [sign[0] if (sign := CENSORED.match(str(cell))) else "" for cell in cells]
     words = np.array([str(cell)[len(before) :] for cell, before in zip(cells, signs, strict=True)], object)
     refuse(

@@ -31,6 +31,7 @@ from moretta.data.tables.files import (
     composed,
     is_frame,
     read_columns,
+    without,
 )
 from moretta.data.tables.preparation import MARK, ONE_OF, PLAIN, ColumnRules, Expansion, check_rounding
 from moretta.data.tables.schema import Category, Date, Feature, Number, Ordered, Schema, Target
@@ -219,13 +220,17 @@ def rules_of(schema: Schema) -> ColumnRules:
 
 
 def words_of(column: Column) -> Column:
-    """Return a column as words, empty where absent: numbers without a fraction as whole ones, days in ISO form."""
+    """Return a column as words, empty where absent: whole numbers without a fraction, others in the fewest digits."""
     if column.dtype.kind in "OU":
         return column
     if column.dtype.kind == "M":
         return np.array(["" if np.isnat(day) else str(day) for day in column], object)
     numbers = map(float, column)
-    return np.array(["" if n != n else str(int(n)) if n.is_integer() else repr(n) for n in numbers], object)
+    return np.array(["" if n != n else str(int(n)) if n.is_integer() else _fraction(n) for n in numbers], object)
+
+
+def _fraction(number: float) -> str:
+    return str(short) if (short := np.float32(number)) == number else repr(number)  # 0.1 that was float32
 
 
 class WrongRows(ParameterError):
@@ -293,22 +298,23 @@ class _Reader:
         refuse(wrong, f"column {self._name!r} has {what}", remedy, f"{self._where}: ")
 
     def _numbers(self, number: Number) -> NDArray[np.float64]:
-        values = self._as_written(number)
+        values, exact = self._as_written(number)
         none = [word for word in number.absent or () if not isinstance(word, str)]
-        return np.where(np.isin(values, none), np.nan, values) if none else values
+        return np.where(exact, without(values, none), values) if none else values
 
-    def _as_written(self, number: Number) -> NDArray[np.float64]:
+    def _as_written(self, number: Number) -> tuple[NDArray[np.float64], NDArray[np.bool_] | bool]:
+        """Return numbers, and whether each is exact: no limit such as <5."""
         if self._column.dtype.kind == "f":
             values = self._column
             self.refuse(np.isinf(values), "infinite numbers", "remove or fix them")
-            return values
+            return self._finite(values), True
         if self._column.dtype.kind == "M":
             raise ParameterError(f'{self._where}: column {self._name!r} holds dates; set kind = "date" in the schema')
         decimal = self._form.decimal
-        words = bare(self._column, number, decimal)
+        cells = words = bare(self._column, number, decimal, f"{self._where}: column {self._name!r}")
         numbers = as_numbers(words, decimal)
         if numbers is not None:
-            return self._finite(numbers)
+            return self._finite(numbers), True
         factor = np.ones(len(words))
         if number.censored != "refuse":
             words, factor = _uncensored(words, number.censored)
@@ -320,7 +326,7 @@ class _Reader:
                 f'{self._where}: column {self._name!r} has numbers with a point, and the file has decimal = ","; use '
                 "one sign in the whole file, and set decimal to it"
             )
-        return self._finite(numbers * factor)
+        return self._finite(numbers * factor), words == cells
 
     def _finite(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
         with np.errstate(over="ignore"):
@@ -329,7 +335,9 @@ class _Reader:
 
     def _within(self, values: NDArray[np.float64], limits: tuple[float, float] | None) -> NDArray[np.float64]:
         if limits is not None:
-            outside = (values < limits[0]) | (values > limits[1])  # false for NaN
+            with np.errstate(over="ignore"):  # in float32, as rows are kept
+                kept, (least, most) = values.astype(np.float32), np.array(limits, np.float32)
+            outside = (kept < least) | (kept > most)  # false for NaN
             fault = f"a value outside its range {limits[0]:g} to {limits[1]:g}"
             self.refuse(outside, fault, "fix those rows, or widen the range in the schema")
         return values
@@ -377,8 +385,13 @@ def marked(mark: str, decimal: str) -> re.Pattern[str]:
     return re.compile(rf"^[+-]?[1-9][0-9]{{0,2}}({_MARKS.get(mark, re.escape(mark))}[0-9]{{3}})+{fraction}$")
 
 
-def bare(words: Column, number: Number, decimal: str) -> Column:
+def bare(words: Column, number: Number, decimal: str, where: str) -> Column:
     """Return cells without units and marks between thousands, and empty ones for absent values."""
+    if number.thousands == decimal == ",":
+        raise ParameterError(
+            f'{where}: the mark between thousands and the decimal sign are both ","; expected two signs: correct '
+            "thousands or decimal, or convert the column in [mapping.units] of silo.toml"
+        )
     absent = [word for word in number.absent or () if isinstance(word, str)]
     if not (number.unit or number.thousands or absent):
         return words
@@ -388,7 +401,7 @@ def bare(words: Column, number: Number, decimal: str) -> Column:
     def plain_cell(cell: str) -> str:
         if cell in absent:
             return ""
-        text = without_unit(cell, number.unit)
+        text = without_unit(cell, number.unit) or cell
         if groups is None or drawn is None or not drawn.search(text):
             return text
         return drawn.sub("", text) if groups.match(text) else "not grouped by threes"
@@ -442,6 +455,8 @@ def _names(columns: Columns, name: str | None, where: str, form: Format) -> NDAr
     words = words_of(columns[name]).astype(np.str_)
     reader = _Reader(where, name, columns[name], form)
     reader.refuse(words == "", "no value", "give every row its id or group")
+    absent = np.isin(np.char.lower(words), ("na", "nan"))
+    reader.refuse(absent, "na or nan, which may stand for no value,", "give every row its id or group")
     unprintable = np.array([not word.isprintable() for word in words])
     reader.refuse(unprintable, "line breaks or control characters", "remove them from the ids")
     return words
