@@ -76,4 +76,4 @@ def test_rounds_far_apart_do_not_do(tmp_path):
     folder = tmp_path / "apart"
     folder.mkdir()
     truth = recorded(folder, run={"rounds": 4, "record_views": [1, 3]}, protocol={"name": "pbpfl"})
-    assert "in a row" in ATTACK.fits(truth.run)
+    assert "no two consecutive rounds" in ATTACK.fits(truth.run)
