@@ -37,6 +37,7 @@ from moretta.deployment import kits, processes, provisioning, server_connection
 from moretta.engines import driver, views
 from moretta.engines.settings import Engine
 from moretta.engines.takes import RoundTakes
+from moretta.errors import RunFailed
 from moretta.models import catalogue
 
 SEED, SECRET = 7, 3
@@ -441,6 +442,14 @@ def asked(admin: Path, what: str, *given: Any) -> Any:
     """What the server of an administrator's kit says, asked in a login of its own."""
     with server_connection.logged_in(admin) as administrator:
         return getattr(administrator, what)(*given)
+
+
+def connected(admin: Path) -> list[str]:
+    """The sites that the server sees; none for the moment between its listening and its answering of logins."""
+    try:
+        return list(asked(admin, "connected"))
+    except RunFailed:
+        return []
 
 
 def state_of(admin: Path, job: str) -> str:

@@ -39,7 +39,7 @@ import pytest
 
 pytest.importorskip("nvflare")
 
-from hospitals import Hospitals, asked, models_of, seen, state_of, wait_for
+from hospitals import Hospitals, asked, connected, models_of, seen, state_of, wait_for
 
 from moretta.contract.codec import Codec
 from moretta.deployment import job, processes
@@ -603,7 +603,7 @@ def test_a_job_that_was_edited_by_hand(hospitals: Callable[..., Hospitals]) -> N
     kit, parent = hospital.serve_flare()
     key = identity_of(kit.server / "local")
     hospital.join_all()
-    wait_for(lambda: len(asked(kit.admin, "connected")) == 3, "sites are connected")
+    wait_for(lambda: len(connected(kit.admin)) == 3, "sites are connected")
     folder, status = hospital.folder / "job", hospital.folder / "status.json"
     for file in (job.OF_SERVER, job.OF_SITE):
         job.write_job(hospital.run_file(), folder, key, status=str(status), out=str(hospital.out))

@@ -28,7 +28,7 @@ import pytest
 pytest.importorskip("nvflare")
 
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from hospitals import Hospitals, asked, wait_for
+from hospitals import Hospitals, asked, connected, wait_for
 from nvflare.fuel.utils.zip_utils import zip_directory_to_bytes
 from nvflare.lighter.utils import Identity as Party
 from nvflare.lighter.utils import generate_cert, serialize_cert, serialize_pri_key, sign_folders
@@ -132,7 +132,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
             (made.kit("south") / "local" / file).unlink()
         made.join("north")
         made.join("south")
-        wait_for(lambda: len(asked(made.made.admin, "connected")) == 2, "north and south are there", made.said)
+        wait_for(lambda: len(connected(made.made.admin)) == 2, "north and south are there", made.said)
         yield made
         processes.stop(made.flare)
     finally:

@@ -21,7 +21,7 @@ import pytest
 
 pytest.importorskip("nvflare", reason="the engine for many machines needs nvflare")
 
-from hospitals import asked
+from hospitals import asked, connected
 from one_site import RUN, aim, answering, edit, free_port, make
 from test_cli import Called, call
 
@@ -484,7 +484,7 @@ def test_a_client_of_flare_that_was_left_is_ended_by_the_next_join(here: Path, m
         assert processes._marked(families[0]) == []
         assert processes._marked(families[1])
         until = time.monotonic() + 60
-        while asked(made.admin, "connected") != ["north"] and time.monotonic() < until:
+        while connected(made.admin) != ["north"] and time.monotonic() < until:
             time.sleep(0.5)
         asked(made.admin, "shut_down")
         _, told = joins[1].communicate(timeout=60)
