@@ -113,7 +113,7 @@ def brief() -> str:
     listed = [(f"Under {LABELS[name]}", claims_of(name)) for names in TABLES.values() for name in names]
     return "\n".join(
         line
-        for under, claims in [*listed, ("Under every protocol that sums", SHARED)]
+        for under, claims in [*listed, ("Under every protocol with sums", SHARED)]
         for role, some in groupby(
             sorted((one for one in claims if one.place == "brief"), key=rank), lambda one: one.role
         )
