@@ -58,7 +58,7 @@ def test_every_key_of_a_file_is_on_the_page(docs: Path) -> None:
             assert f"`{kebab(name)}`" in rows, kebab(name)
     for word in (*ENDINGS, *filter(None, ABSENT)):
         assert f"`{word}`" in rows, word
-    data = block(page, "[data]")["data"]
+    data = block(page, '[data]\n    source = "files"')["data"]
     for file in data["files"].values():
         assert isinstance(file, str) or FileOfRows.model_validate_json(json.dumps(file), strict=True)
 

@@ -58,7 +58,7 @@ CASES: Sequence[tuple[str, dict[str, Any], str, Sequence[str], Sequence[str]]] =
       "the same function", "true model of round 1"],
      ["softmax", "no free scale", "three", "mantissa", "without labels"]),
     ("pbpfl", settings(ENTROPY), "Server",
-     ["predicted probabilities (softmax) of each training row by itself", "alpha"], []),
+     ["prediction (softmax) for each single training row", "alpha"], []),
     ("pbpfl", settings(ENTROPY), "A silo", ["Receives the true softmax", "whole offset where m is below"],
      ["once its batch has at least m samples"]),
     ("pbpfl", settings({**ENTROPY, "variant": "paper"}), "A silo",
