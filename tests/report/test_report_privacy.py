@@ -137,7 +137,7 @@ CASES: Sequence[tuple[str, dict[str, Any], str, Sequence[str], Sequence[str]]] =
                                  ({"momentum": 0.9}, {}, False))),
     ("fedsgd", {"silos": 1, **settings()}, "A silo", [], [LABELS]),
     ("cgd", settings(data={"grid": [2, 2]}), "A silo", [], [LABELS]),
-    ("fedsgd", {"regression": True}, "A silo", ["the mean of the other silos’ targets: plain"], [LABELS]),
+    ("fedsgd", {"regression": True}, "A silo", ["the mean of the other silos’ targets, where the last"], [LABELS]),
     ("cgd", {**settings(), "test": CONFINED}, "Server",
      ["sums that it cannot read", "as no roster is set", "who takes part in what"], []),
     ("cgd", {**settings(), "test": CONFINED}, "A silo",

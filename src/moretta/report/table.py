@@ -473,7 +473,7 @@ SCALES: Mapping[str, str] = {
     "Accuracy": "fraction of rows classified correctly",
     "Top-5 accuracy": "fraction of rows whose class is among the five likeliest",
     "Balanced accuracy": "mean over classes of the fraction of their rows classified correctly",
-    "AUC": "probability that a row of a class scores above a row of another; 0.5 is guessing",
+    "AUC": "probability that a row of a class scores above any other row; 0.5 is guessing",
     "Average precision": "mean precision over all thresholds, each weighted by the recall that it adds",
     "F1": "harmonic mean of precision and recall",
     "F1, mean of classes": "mean over classes of the harmonic mean of precision and recall",
