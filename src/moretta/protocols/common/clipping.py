@@ -18,7 +18,7 @@ the median is recorded, so a silo that spoils every round needs some six rounds 
 
 Why 64: the largest ratio of a round's norm to that median was 2.4 in the demo, 1.5 and 4.0 in the examples of BAFFLE
 and CGD, and 3 to 5 in runs with cross-entropy on WDBC and digits. It was 19 with batches of 4 rows, and 20 where the
-learning rate was 15 times too high (docs/secure-aggregation.md has the table). It was 74 only in 1500 rounds of two
+learning rate was 15 times too high (docs/deviations.md has the table). It was 74 only in 1500 rounds of two
 silos with batches of 4 rows, which they fit exactly. The first five rounds set the median and are not clipped; there
 ``clip-norm`` bounds a step.
 

@@ -1,4 +1,4 @@
-"""The plain baselines: FedSGD, FedAvg, FedProx, local-only and centralised training (McMahan et al. 2017).
+"""FedSGD, FedAvg, FedProx, and the baselines: local-only and centralised training (McMahan et al. 2017).
 
 FedSGD, one round, K silos with N_k rows in their batches and N = sum N_k:
 
@@ -9,18 +9,18 @@ FedSGD, one round, K silos with N_k rows in their batches and N = sum N_k:
 
 In FedAvg each silo takes `local_epochs` epochs of its own SGD steps, and uploads W - W_k instead of g_k. FedProx (Li et
 al., MLSys 2020) adds mu / 2 |w - W|^2 to the loss of each of those steps; with mu = 0 it is FedAvg, bit for bit.
-Differs from the paper: there each round averages a few drawn silos alike, here all that take part by rows. There silos
-stop at any gamma-inexact solution, here each takes the same number of epochs. Under `Local` a silo sends its loss and
-number of rows each round, and its model at the end, for the comparison. `Centralised` is FedSGD of one silo that holds
-all rows.
+Differs from the paper: FedProx averages a few drawn silos with equal weights, here all that take part by rows. There
+silos stop at any gamma-inexact solution, here each takes the same number of epochs. Under `Local` a silo sends its loss
+and its batch's number of rows each round, and its model at the end, for the comparison. `Centralised` is FedSGD of one
+silo that holds all rows.
 
-`claims` states who learns what. In short: every silo sees every iterate of the model. The server sees the model, and
-through secure aggregation only sums over the silos, weighted by rows: of gradients or weight changes, losses and
-running statistics. It also sees the sum's number of rows, and with class weights their mean weight. Under noise it sees
-the noised sum alone. With ``scheme = "none"`` it sees each silo's upload; from a gradient inputs can be reconstructed
-(Zhu et al., NeurIPS 2019). Of two silos, each computes the other's update from consecutive models and its own. Where
-inputs are standardised, all learn the mean and deviation of each column over all silos
-(`moretta.protocols.common.enrolment`), under `Local` too. Without noise these baselines themselves hide nothing.
+`claims` states who learns what. In short, of all but the baselines: every silo sees every iterate of the model. The
+server sees the model, and through secure aggregation only sums over the silos, weighted by rows: of gradients or weight
+changes, losses and running statistics. It also sees the sum's number of rows, and with class weights their mean weight.
+Under noise it sees the noised sum alone. With ``scheme = "none"`` it sees each silo's upload; from a gradient inputs
+can be reconstructed (Zhu et al., NeurIPS 2019). Of two silos, each computes the other's update from consecutive models
+and its own. Where inputs are standardised, all learn the mean and deviation of each column over all silos
+(`moretta.protocols.common.enrolment`), under `Local` too. Without noise only secure aggregation hides anything here.
 
 With `dp_noise` and `dp_clip` FedSGD is "DP-FL", differentially private SGD (Abadi et al., CCS 2016). `private` has the
 silo's half, `moretta.protocols.common.accountant` the epsilon. The claim: all models of the run together are (epsilon,

@@ -54,11 +54,11 @@ class Client:
     """Answers `TrainOn` with the gradient of its batch, or under `Epochs` with the difference of its epochs.
 
     Args:
-        model: Never written to; the silo copies it when it first trains alone.
+        model: Never written to; the silo copies it at the first use of its own.
         rounds: Of the whole run.
         private: Computes the gradient, or clips the update, under differential privacy.
         stacked: The same model, one object for all silos that may be stepped together.
-        half_done: Saves unfinished epochs; the silo then steps alone.
+        half_done: Saves unfinished epochs to a file; such a silo is never stepped together with others.
         fit: Trains instead of its epochs (`moretta.protocols.fedsgd.own_loop`).
 
     Raises:
@@ -344,7 +344,7 @@ def _apart(stack: Stack) -> list[dict[str, Array]]:
 
 
 class LoneClient:
-    """A silo that trains alone, on the same batches, from the same start."""
+    """A silo that trains alone, on the batches and from the start that FedSGD would give it."""
 
     def __init__(
         self, params: Training, model: nn.Module, rows: SiloRows, contributor: Contributor, rounds: int

@@ -95,7 +95,7 @@ class Server:
 
 
 class LoneServer:
-    """Has each silo step alone; learns only losses, and at the end the models, for the comparison."""
+    """Has each silo step alone; learns losses, batches' numbers of rows and, at the end, the models."""
 
     def __init__(self, setting: Setting, enrolment: Enrolment) -> None:
         self.phase: Phase = no_phase
