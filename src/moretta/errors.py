@@ -44,7 +44,7 @@ class MissingExtra(ParameterError):
 class RowsError(ParameterError):
     """A silo's own rows do not fit the request; the sentence reveals something of them, and so does the error itself.
 
-    An engine that carries it to another machine sends one word in its place, the same for every cause. Errors that
+    An engine that carries it to another machine sends one sentence in its place, the same for every cause. Errors that
     follow from a run's settings or from a message alone are of another class.
     """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -176,6 +175,7 @@ def _write_page(folders: Sequence[Path], home: Path | None) -> tuple[dict[str, f
 def _print_comparison(
     folders: Sequence[Path], differences: Mapping[str, float], page: Path | None, audits: bool
 ) -> None:
+    from moretta.engines.run_folder import as_json
     from moretta.protocols.registry import REFERENCE
     from moretta.report import table
     from moretta.report.audit import leaks_table, side_by_side
@@ -184,9 +184,7 @@ def _print_comparison(
     runs = [read(folder, "result.json") for folder in folders]
     result: dict[str, Any] = {
         "runs": runs,
-        f"weight_difference_from_{REFERENCE}": {
-            name: value if math.isfinite(value) else None for name, value in differences.items()
-        },
+        f"weight_difference_from_{REFERENCE}": as_json(differences),
         "report": None if page is None else str(page),
     }
     records = [read_run(folder) for folder in folders]

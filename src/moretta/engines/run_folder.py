@@ -128,7 +128,7 @@ class RunFolder:
     def append(self, line: Mapping[str, Any]) -> None:
         """Append a round to the history."""
         history = Journal(self.path / HISTORY, forces=False, mode=0o644)  # opened each time: it may have been moved
-        history.append(json.dumps(_finite(line), allow_nan=False))
+        history.append(json.dumps(as_json(line), allow_nan=False))
 
     def history(self, up_to: int) -> list[dict[str, Any]]:
         """Return the rounds up to a number, and remove later ones, which a killed run had begun."""
@@ -140,7 +140,7 @@ class RunFolder:
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> str:
         """Write one JSON file, with the format's version; return its SHA-256, in hex."""
-        written = (json.dumps({"format": FORMAT, **_finite(content)}, indent=2, allow_nan=False) + "\n").encode()
+        written = (json.dumps({"format": FORMAT, **as_json(content)}, indent=2, allow_nan=False) + "\n").encode()
         write_atomically(self.path / name, written)
         return hashlib.sha256(written).hexdigest()
 
@@ -224,12 +224,12 @@ def _note(handler: logging.Handler, level: int, text: str) -> None:
     handler.handle(logging.LogRecord("moretta", level, __file__, 0, "%s", (text,), None))
 
 
-def _finite(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """Return JSON content with null for NaN and infinity, which a diverged run has and JSON lacks."""
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: as_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [as_json(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -267,11 +267,11 @@ def largest_relative_difference(
     ours: Mapping[str, NDArray[np.generic]], theirs: Mapping[str, NDArray[np.generic]]
 ) -> float:
     """Return the largest, over tensors, of max |a - b| / max |b|; infinity if a number in either is not finite."""
-    largest = [0.0]
+    largest = 0.0
     for name, reference in theirs.items():
         if reference.dtype.kind == "f" and reference.size:
             a, b = (tensor.astype(np.float64) for tensor in (ours[name], reference))
             if not (np.isfinite(a).all() and np.isfinite(b).all()):
                 return math.inf
-            largest.append(float(np.abs(a - b).max()) / (float(np.abs(b).max()) or 1.0))
-    return max(largest)
+            largest = max(largest, float(np.abs(a - b).max()) / (float(np.abs(b).max()) or 1.0))
+    return largest

@@ -9,21 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from grids import (
-    FIRST,
-    SEED,
-    Fault,
-    Seen,
-    both,
-    failing,
-    furthest,
-    grid,
-    make,
-    oracle,
-    participants,
-    run,
-    watched,
-)
+from grids import FIRST, SEED, Fault, Seen, both, failing, furthest, grid, make, oracle, participants, run, watched
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -556,7 +542,7 @@ def test_no_member_of_a_group_steps_by_its_own_gradient(silos: list[Any]) -> Non
     assert list(Driver(made.server, list(clients), "run", engine, made.least).rounds(1, 2))
     for client in clients.values():
         for group, shared in client._position.groups.items():
-            if len(shared.members) > 1 and client._module is not None:
+            if len(shared.members) > 1:
                 with pytest.raises(PeerError, match="which others share, got a step alone"):
                     client.answer(StepAlone(stamp=at(Stamp("run", 3, 0), group)))
 

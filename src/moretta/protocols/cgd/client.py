@@ -169,10 +169,10 @@ class Client:
             case Descend():
                 return self._descend(message, group)
             case messages.StepAlone():
-                passed, alone = self._gradient(message.stamp), self._group(group)
+                alone = self._group(group)
                 if len(alone.members) > 1:  # the others would see the step as this one's own gradient
                     raise PeerError(f"expected the sum of group `{group}`, which others share, got a step alone")
-                self._step(group, message.stamp, self._regularised(passed, alone))
+                self._step(group, message.stamp, self._regularised(self._gradient(message.stamp), alone))
                 return Done(stamp=message.stamp)
             case Score():
                 return self._score(message, group)
@@ -183,24 +183,25 @@ class Client:
             case messages.CatchUp():
                 return self._catch_up(message, group)
             case Begin() if group in self._contributors:
-                # Of two, z would differ by the difference of the rows as the relay chose it, and show W_1.
-                if not self._rows.answers.hold(
-                    message.stamp.run, "preparation", digest_of(message.preparation.figures)
-                ):
-                    raise PeerError("expected the preparation of columns that this run began with, got another")
-                self._agreed[group], statistics = message_digest(message), self._statistics.get(group)
-                if self._layers is None or self._layers.weight in self._group(group).shapes:
-                    return self._rows.answer(message, self._contributor(group), self._template, statistics)
-                if message.schema != modules.schema(self._template):
-                    raise PeerError("the model here has other tensors than the others'; expected the same")
-                self._rows.of.prepare(message, statistics or NOTHING, inputs=False)
-                self._rows.take_up()
-                return Ready(stamp=message.stamp)
+                return self._begin(message, group)
         reply = self._group_keys.answer(message) if group not in self._contributors else None
         if reply is not None:
             return reply
         with self.phase("aggregation"):
             return self._rows.answer(message, self._contributor(group), self._template, self._statistics.get(group))
+
+    def _begin(self, ask: Begin, group: str) -> Message:
+        # z under two preparations that the relay chose would show W_1, and with it the rows.
+        if not self._rows.answers.hold(ask.stamp.run, "preparation", digest_of(ask.preparation.figures)):
+            raise PeerError("expected the preparation of columns that this run began with, got another")
+        self._agreed[group], statistics = message_digest(ask), self._statistics.get(group)
+        if self._layers is None or self._layers.weight in self._group(group).shapes:
+            return self._rows.answer(ask, self._contributor(group), self._template, statistics)
+        if ask.schema != modules.schema(self._template):
+            raise PeerError("the model here has other tensors than the others'; expected the same")
+        self._rows.of.prepare(ask, statistics or NOTHING, inputs=False)
+        self._rows.take_up()
+        return Ready(stamp=ask.stamp)
 
     @property
     def _rows(self) -> SiloRows:
