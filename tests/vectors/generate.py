@@ -252,15 +252,17 @@ class Pairs:
 class Uploads:
     """What the four upload in one sum, and every secret of it."""
 
-    def __init__(self, pairs: Pairs, data: Data, bits: int) -> None:
+    def __init__(self, pairs: Pairs, data: Data, bits: int, tag: int = 0) -> None:
+        """tag: the length of the tag of blinded uploads; 0 without one."""
         self.pairs, self.data, self.bits = pairs, data, bits
         self.fraction_bits = fraction_bits(LIMIT, MOST_WEIGHT, len(pairs.names), bits)
-        tensors = data[pairs.names[0]][1]
+        tensors = {name: len(values) for name, values in data[pairs.names[0]][1].items()}
+        tensors |= {"blind tag": tag} if tag else {}
         encoding = dict.fromkeys(tensors, self.fraction_bits) | {"most weight": MOST_WEIGHT}
         self.asked = asked_for(encoding)
         summed: list[int | str | bytes] = [self.asked]
         for name in sorted(tensors):
-            summed += [name, 1, len(tensors[name])]  # its name, axes, and their lengths
+            summed += [name, 1, tensors[name]]  # its name, axes, and their lengths
         for name in sorted(encoding):
             summed += [name, encoding[name]]
         self.label = (*pairs.stamp, pairs.digest, hashlib.sha256(purpose("sum", *summed)).digest())
@@ -349,24 +351,32 @@ def sum_vectors() -> dict[str, Any]:
             for uploads in [Uploads(Pairs(STAMP, ROOTS), DATA, bits)]
         ],
         "dropout": _dropout(),
-        "blinded": [_blinded(Uploads(Pairs(STAMP, ROOTS), DATA, bits)) for bits in (32, 64)],
+        "blinded": [_blinded(Uploads(Pairs(STAMP, ROOTS), DATA, bits, tag)) for bits, tag in ((32, 6), (64, 3))],
     }
 
 
+PRIME = 2**89 - 1
 BLIND = hashlib.sha256(b"a secret of the members").digest()
 
 
 def _blinded(uploads: Uploads) -> dict[str, Any]:
     """Return one sum that is relayed unread: the members' keys, what whoever adds up holds, and what members read."""
-    names, bits = uploads.pairs.names, uploads.bits
+    names, bits, half = uploads.pairs.names, uploads.bits, uploads.bits // 2
     keys = {name: hkdf(BLIND, purpose("blind", *uploads.label, name)) for name in names}
     total = [sum(entries) % 2**bits for entries in zip(*map(uploads.plain, names), strict=True)]
-    blinded = total
+    factors = words(keystream(hkdf(BLIND, purpose("tag", *uploads.label)), 8 * len(total)), 64)
+    tags = {
+        name: sum(c * (x - 2**bits if i and x >= 2 ** (bits - 1) else x) for i, (c, x) in enumerate(pairs)) % PRIME
+        for name, pairs in ((name, list(zip(factors, uploads.plain(name), strict=True))) for name in names)
+    }
+    tag = [sum(own >> half * i & 2**half - 1 for own in tags.values()) for i in range(-(-89 // half))]
+    blinded = [*total[:3], *tag, *total[3:]]  # weight, b, tag, w
     for key in keys.values():
-        stream = words(keystream(key, len(total) * bits // 8), bits)
+        stream = words(keystream(key, len(blinded) * bits // 8), bits)
         blinded = [(entry + word) % 2**bits for entry, word in zip(blinded, stream, strict=True)]
     weight, *entries = blinded
-    w, b = entries[2:], entries[:2]
+    b, blind_tag, w = entries[:2], entries[2 : 2 + len(tag)], entries[2 + len(tag) :]
+    moved = [(blind_tag[0] + 1) % 2**bits, *blind_tag[1:]]
     total_weight, *signed = [entry - 2**bits if entry >= 2 ** (bits - 1) else entry for entry in total]
     tampered: list[tuple[str, Fields]] = [
         ("another key", {"key": hashlib.sha256(BLIND).hexdigest()}),
@@ -379,13 +389,17 @@ def _blinded(uploads: Uploads) -> dict[str, Any]:
         ("another run", {"stamp": ("vector", *STAMP[1:])}),
         ("a bit more behind the point", {"encoding": {"w": uploads.fraction_bits + 1}}),
         ("another bound of the weight", {"encoding": {"most weight": MOST_WEIGHT + 1}}),
-        ("two tensors swapped", {"words": {"w": b, "b": w}}),
+        ("two tensors swapped", {"words": {"w": b, "b": w, "blind tag": blind_tag}}),
+        ("an entry moved by one", {"words": {"w": [(w[0] + 1) % 2**bits, *w[1:]], "b": b, "blind tag": blind_tag}}),
+        ("the tag moved by one", {"words": {"w": w, "b": b, "blind tag": moved}}),
+        ("no tag", {"words": {"w": w, "b": b}}),
+        ("one more row", {"weight": (weight + 1) % 2**bits}),
         ("the highest bit of the weight", {"weight": weight ^ 1 << (bits - 1)}),
         ("a weight beyond the bound", {"weight": (weight + MOST_WEIGHT) % 2**bits}),
         ("no weight", {"weight": (weight - total_weight) % 2**bits}),
     ]
     return {
-        "source": "this generator, as the uploads, whose masks cancel; one keystream a silo on top",
+        "source": "this generator, as the uploads, whose masks cancel; one keystream a silo on top, and tags",
         "stamp": STAMP,
         "roots": {name: root.hex() for name, root in ROOTS.items()},
         "bits": bits,
@@ -397,7 +411,8 @@ def _blinded(uploads: Uploads) -> dict[str, Any]:
         "label": _written(list(uploads.label)),
         "blind_keys": {name: key.hex() for name, key in keys.items()},
         "weight": weight,
-        "words": {"w": w, "b": b},
+        "tags": {name: hex(tag) for name, tag in tags.items()},
+        "words": {"w": w, "b": b, "blind tag": blind_tag},
         "sum": {"weight": total_weight, "entries": signed, "fraction_bits": uploads.fraction_bits},
         "tampered": [{"why": why, "changes": changes} for why, changes in tampered],
     }

@@ -20,7 +20,17 @@ from moretta.errors import MisuseError
 from moretta.secure_aggregation.agreement import AdvertiseKey, Agreement, SetUp, agree_on_keys
 from moretta.secure_aggregation.cohort import Cohort, Origin, Rules
 from moretta.secure_aggregation.encoding import Range, Ring, Words, decode, encode, plan, shapes_of
-from moretta.secure_aggregation.masks import Label, Mask, blind_key, label_of, read
+from moretta.secure_aggregation.masks import (
+    TAG,
+    Label,
+    Mask,
+    blind_key,
+    label_of,
+    read,
+    tag_of,
+    tag_shape,
+    tag_words,
+)
 from moretta.secure_aggregation.one_sum import HelpedSums
 from moretta.secure_aggregation.plain import PlainAggregator, PlainContributor
 from moretta.secure_aggregation.removable_noise import Levels, Noise, Removable
@@ -192,7 +202,8 @@ class KeyedContributor:
             tensors: Real arrays of the ask's shapes; never written to.
             weight: N_k, 1 or more.
             encoding: From the ask.
-            blind: For `Aggregator.relay`, a secret of the members; its keystream for this silo and sum is added.
+            blind: For `Aggregator.relay`, a secret of the members; its keystream for this silo and sum is added, and a
+                tag (`moretta.secure_aggregation.masks`).
             asked: The query (`moretta.secure_aggregation.sums`).
             least: The least limit of every entry; None is the limit of the settings.
             origin: Of this upload's secrets; None is the contributor's own.
@@ -210,6 +221,8 @@ class KeyedContributor:
         agreement, labels = self._keys.agreed
         self.check(stamp, asked)
         self._range.check(self._ring, encoding, len(agreement.cohort.names), least, once=bool(asked.once))
+        if blind is not None:
+            tensors = {**tensors, TAG: np.zeros(tag_shape(self._ring))}
         whole, words = encode(self._ring, tensors, weight, encoding, len(agreement.cohort.names))
         public = self._rules.public_weights
         hidden = whole[public:]
@@ -217,7 +230,10 @@ class KeyedContributor:
             self._scheme.check_size(hidden.nbytes)
         labels.use(stamp, words)
         label = label_of(stamp, agreement.cohort.digest, shapes_of(words), encoding, asked.digest)
-        blinds = [] if blind is None else [(True, blind_key(blind, label, self._name))]
+        blinds = list[Mask]()
+        if blind is not None:
+            blinds = [(True, blind_key(blind, label, self._name))]
+            words[TAG][:] = tag_words(self._ring, tag_of(blind, label, weight, words))
         encoded = whole[:1].reshape(()), words, public, hidden
         origin = origin or self._origin
         part = Summand(stamp, agreement, label, asked, *encoded, blinds, self._helped, origin, noise)
@@ -286,16 +302,20 @@ class KeyedAggregator:
         self._agreed, self.cohort = agreed, tuple(cohort)
         return None
 
-    def want(self, shapes: Shapes, limits: Mapping[str, float], most_weight: int) -> Wanted:
+    def want(self, shapes: Shapes, limits: Mapping[str, float], most_weight: int, *, blinded: bool = False) -> Wanted:
         """Plan a sum over the cohort of the last set-up (`moretta.secure_aggregation.encoding`).
 
         Args:
             limits: The largest |value| of each tensor, positive and finite.
+            blinded: Whether uploads are blinded, and so have a tag.
 
         Raises:
             RangeError: The ring has no headroom for a tensor; the message names tensor and range.
             ParameterError: Additive shares would have 2 GiB or more.
         """
+        if blinded:
+            shapes = {**shapes, TAG: tag_shape(self._ring)}
+            limits = {**limits, TAG: max(limits.values())}
         if self._own.check_size is not None:
             self._own.check_size(_length(shapes, self._rules) * self._ring.dtype.itemsize)
         return plan(self._ring, self.parties, shapes, limits, most_weight)

@@ -5,6 +5,16 @@ AES-128-CTR for each neighbour and one for the silo itself. Every stream's key i
 round, attempt, take, the cohort's digest (names, keys and graph), the names, shapes and encoding of all tensors, and
 the digest of the query (`moretta.secure_aggregation.sums`). A server might ask one silo for another encoding, so that
 the others' parts round to nothing beside it, or send it another model. Its masks then do not cancel.
+
+**Blinded sums.** The role that adds up blinded uploads reads nothing, but could add numbers of its own: keystreams are
+malleable. So each silo also uploads a tag of its integers x, from keystreams of a secret that this role does not have:
+
+    t = sum_j c_j x_j  mod  p,    c_j uniform in [0, 2^64),    p = 2^89 - 1
+
+x are the weight and the entries before masks, as signed integers, whose sum does not wrap (`encoding`). So the tags'
+sum is the tag of the sum. A change e != 0 of the sum has |e_j| < 2^65 < p, so it passes for one value of c_j at most:
+with a chance of 2^-64, whatever is added to the tag. The tag is masked and blinded like the other tensors, so no role
+sees one silo's. A member of the sum knows c, and can change it.
 """
 
 import hashlib
@@ -27,6 +37,10 @@ Mask = tuple[bool, bytes]
 """Whether a mask is added (or subtracted), and the secret key of its keystream."""
 
 ZEROS = bytes(8 * CHUNK)  # also the number of mask bytes that are expanded at once
+TAG = "blind tag"
+"""The tensor of blinded sums that has the tag; no other may have this name."""
+
+PRIME = 2**89 - 1
 BLOCK = 4  # multiple of those bytes of an upload that stays in the cache until all masks are added
 
 
@@ -71,6 +85,34 @@ def self_key(secret: bytes, label: Label, silo: str) -> bytes:
 def blind_key(secret: bytes, label: Label, silo: str) -> bytes:
     """Return the key of the keystream by which a silo hides its part of one sum from the role that adds it up."""
     return derive(secret, "blind", *label, silo)
+
+
+def tag_shape(ring: Ring) -> tuple[int]:
+    """Return the shape of `TAG`: half words of the ring, so that the sum of a cohort's does not wrap."""
+    return (-(-PRIME.bit_length() // (ring.bits // 2)),)
+
+
+def tag_of(secret: bytes, label: Label, weight: int, tensors: Mapping[str, Words]) -> int:
+    """Return the tag of a weight and of tensors but `TAG`, in the order of their names."""
+    stream, total = Keystream(derive(secret, "tag", *label)), 0
+    for name in ("", *sorted(tensors.keys() - {TAG})):
+        words = tensors[name] if name else np.array([weight], dtype=np.uint64)
+        flat = words.reshape(-1).view(f"int{8 * words.itemsize}")
+        for start in range(0, flat.size, CHUNK):
+            integers = flat[start : start + CHUNK].astype("<i8")
+            factors = stream.integers(integers.size, 64).astype("<u8", copy=False)
+            # Both in limbs of 16 bits, whose products sum exactly in float64. An integer's highest limb has its sign.
+            limbs = integers.view("<u2").reshape(-1, 4).astype(np.float64)
+            limbs[:, 3] = integers >> 48
+            products = limbs.T @ factors.view("<u2").reshape(-1, 4).astype(np.float64)
+            total += sum(int(product) << 16 * (i + j) for (i, j), product in np.ndenumerate(products))
+    return total % PRIME
+
+
+def tag_words(ring: Ring, tag: int) -> Words:
+    """Return a tag as `TAG`, its lowest half word first."""
+    half = ring.bits // 2
+    return np.array([tag >> half * i & (1 << half) - 1 for i in range(*tag_shape(ring))], dtype=ring.dtype)
 
 
 def add_masks(words: Words, masks: Sequence[Mask]) -> None:
@@ -134,7 +176,8 @@ def read(
     """Return the result of a relayed sum: remove the blinds of all silos in it, and decode.
 
     Raises:
-        PeerError: The sum has elements of another ring, other tensors, or an impossible encoding or weight.
+        PeerError: The sum has elements of another ring, other tensors, or an impossible encoding or weight; or it is
+            blinded, and its tag is not that of its tensors.
     """
     everything = [relayed.weight, *relayed.tensors.values()]
     if any(words.dtype != ring.dtype for words in everything) or relayed.weight.shape != ():
@@ -149,6 +192,15 @@ def read(
         words[...] = relayed.tensors[name]
     if blind is not None:
         add_masks(whole[public_weights:], [(False, blind_key(blind, label, silo)) for silo in relayed.silos])
+        tag, half = tensors.pop(TAG, whole[:0]), ring.bits // 2
+        total = sum(int(word) << half * i for i, word in enumerate(tag)) if tag.shape == tag_shape(ring) else -1
+        if total % PRIME != tag_of(blind, label, int(weight), tensors) or total < 0:
+            raise PeerError(
+                "the sum is not that of its silos' uploads: the role that relays it, or a silo, did not follow the "
+                "protocol"
+            )
+    elif TAG in tensors:
+        raise PeerError("expected a sum that is not blinded")
     request = Wanted(shapes_of(tensors), encoding, encoding[MOST_WEIGHT])
     if not len(relayed.silos) <= int(weight) <= request.most_weight:  # also if another blind's key was used
         raise PeerError(

@@ -120,8 +120,10 @@ class PlainAggregator:
         self.cohort = tuple(cohort)
         return None
 
-    def want(self, shapes: Shapes, limits: Mapping[str, float], most_weight: int) -> Wanted:
+    def want(self, shapes: Shapes, limits: Mapping[str, float], most_weight: int, *, blinded: bool = False) -> Wanted:
         """Return the plan; floats need no encoding."""
+        if blinded:
+            raise MisuseError(IN_THE_CLEAR)
         sums.check_limits(shapes, limits, most_weight)
         return Wanted(dict(shapes), {}, most_weight)
 

@@ -34,7 +34,8 @@ Where scores on held-out rows are requested, the participants read the sum of al
 
 **A malicious A** that colludes with one participant gets no key of a group without this one (`group_keys`), and no two
 z of one take, whose difference would be raw features (`client.Takes`). That needs a roster, and the same grid at all
-participants. A may still keep sums back, send noise, and with a member's help a D of its choice.
+participants. Members refuse a sum that A changed. A may still keep sums back, and with a member's help send a D of its
+choice.
 
 Differs from the paper:
 

@@ -286,9 +286,6 @@ class Client:
         return query_of(ask, *agreed, whole=self._rows.batches.whole)
 
     def _descend(self, ask: Descend, group: str) -> Done:
-        shapes = {name: array.shape for name, array in ask.tensors.items()}
-        if shapes != {name: tuple(shape) for name, shape in self._group(group).summed.items()}:
-            raise PeerError(f"expected a sum of the layers of group `{group}`")
         self._check_members(ask.silos, group)
         means = ask.tensors
         if self._blind:
@@ -297,6 +294,9 @@ class Client:
                 means = self._read(ask, group, about).means
         elif any(mean.dtype != np.float64 for mean in means.values()):
             raise PeerError(f"expected means of the layers of group `{group}` in float64")
+        shapes = {name: mean.shape for name, mean in means.items()}
+        if shapes != {name: tuple(shape) for name, shape in self._group(group).summed.items()}:
+            raise PeerError(f"expected a sum of the layers of group `{group}`")
         gradients = {name: means[name] for name in self._group(group).shapes}
         self._check_order(group, ask.stamp)
         factor = self._clips[group].factor(gradients, ask.stamp.round)

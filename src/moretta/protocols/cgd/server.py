@@ -257,7 +257,8 @@ class Server:
         if len(members) < 2:
             return Aborted(gone, f"{len(members)} participants of group `{group}` can take part, too few to sum")
         aggregation = enrolment.aggregation
-        request = aggregation.want(shapes, dict.fromkeys(shapes, self._limit), enrolment.most_weight)
+        limits = dict.fromkeys(shapes, self._limit)
+        request = aggregation.want(shapes, limits, enrolment.most_weight, blinded=self._blind)
         encoding = request.fraction_bits
         ask: dict[str, Message] = {member: messages.Contribute(stamp=now, encoding=encoding) for member in members}
 
@@ -324,7 +325,7 @@ class Server:
 
     def _score_blindly(self, now: Stamp, outcome: Outcome, enrolment: Enrolment) -> Exchange[Outcome | Aborted]:
         """Relay the sum of the participants' scores, which only they can read. One that does not take it has none."""
-        ask, request = scoring.ask_for(enrolment.aggregation, now, {}, enrolment.figures)
+        ask, request = scoring.ask_for(enrolment.aggregation, now, {}, enrolment.figures, blinded=True)
         relayed = yield from enrolment.aggregation.relay(ask, request)
         if isinstance(relayed, Aborted):
             return outcome if refused_by_all(relayed, enrolment.aggregation.cohort, now) else relayed

@@ -217,11 +217,18 @@ def _is_by_class(ask: Question) -> bool:
 
 
 def ask_for(
-    aggregator: Aggregator, now: Stamp, parameters: Tensors, figures: Sequence[str], *, validates: bool = False
+    aggregator: Aggregator,
+    now: Stamp,
+    parameters: Tensors,
+    figures: Sequence[str],
+    *,
+    validates: bool = False,
+    blinded: bool = False,
 ) -> tuple[Question, Wanted]:
     """Return the ask of all silos, and the description of the sum of their uploads."""
     shapes = {_tensor(name, validates): (statistics.LIMBS,) for name in _means(figures)}
-    request = aggregator.want(shapes, dict.fromkeys(shapes, float(statistics.HALF)), len(aggregator.cohort))
+    limits = dict.fromkeys(shapes, float(statistics.HALF))
+    request = aggregator.want(shapes, limits, len(aggregator.cohort), blinded=blinded)
     kind = Validate if validates else Score
     return kind(stamp=now, parameters=parameters, encoding=request.fraction_bits), request
 
