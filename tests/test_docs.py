@@ -18,7 +18,7 @@ import tomli_w
 from moretta.config import run_files, silo_file
 from moretta.deployment import shared_settings as told
 from moretta.engines.settings import Faults
-from moretta.secure_aggregation.graph import Plan
+from moretta.secure_aggregation.graph import Plan, plan
 from moretta.secure_aggregation.identity import Identity, public_line
 from moretta.secure_aggregation.settings import SecureAggregation
 
@@ -57,17 +57,20 @@ def examples(text: str) -> list[dict[str, object]]:
 
 
 def test_the_examples_of_secure_aggregation_load(secure: str) -> None:
-    found = {name: table for block in examples(secure) for name, table in block.items()}
+    blocks = examples(secure)
+    found = {name: table for block in blocks for name, table in block.items()}
     assert set(found) == {"secure-aggregation", "silo", "server", "engine", "privacy"}
     floors = silo_file.Floors.model_validate(found["privacy"])
     assert {name.replace("_", "-") for name in silo_file.Floors.model_fields} == set(found["privacy"])  # type: ignore[call-overload]
     assert floors.apart == 2
     assert set(found["server"]) == {"key"}  # type: ignore[call-overload]
-    settings = SecureAggregation.model_validate(found["secure-aggregation"])
-    assert set(found["secure-aggregation"]) == {  # type: ignore[call-overload]
+    few, many = (block["secure-aggregation"] for block in blocks if "secure-aggregation" in block)
+    assert {*few, *many} == {  # type: ignore[misc]
         key.replace("_", "-") for key in SecureAggregation.model_fields if key != "limit"
     }
-    assert settings.threshold == 7
+    small, large = SecureAggregation.model_validate(few), SecureAggregation.model_validate(many)
+    assert Plan(None, small.threshold or 0) == plan(10)
+    assert Plan(large.degree, large.threshold or 0) == plan(100, large.corrupt_rate, large.dropout_rate)
     assert Faults.model_validate(found["engine"]["faults"]).drop  # type: ignore[index]
     assert set(found["engine"]["faults"]) == {  # type: ignore[index]
         key.replace("_", "-") for key in Faults.model_fields
