@@ -68,7 +68,7 @@ CLAIMS = (
         "a move"
     ),
     server("sum", (sums_loss_differences,), ("loss-differences",), silent=True, place="brief").says(
-        "can distinguish loss differences of rows from those of noise: that they look alike protects nothing"
+        "can distinguish loss differences of training rows from those of random noise: their likeness protects nothing"
     ),
     server("model", (shares_directions,), ("seed-choosing-server",), kind="not given", silent=True).says(
         "is not given the choice of the directions: each role commits to its part before it sees another’s"

@@ -94,9 +94,9 @@ AGGREGATOR = (
     *under((shared.ROWS_OF_A_ROUND, shared.DIFFERENCES_OF_TOTALS), reads_sums),
     *under((shared.COLUMNS_ALONE,), is_blind),
     Claim("server and silos", "rows", kind="not given", silent=True).says(
-        "is given neither a key of a group or row that the participant is not in, nor the difference of two z of one "
-        "take, which would be raw features. This holds where one participant colludes with an aggregator that does not "
-        "follow the protocol",
+        "is given no key of a group or row to which the colluding participant does not belong, and no difference of "
+        "two z of one take, which would be raw features. This holds for one participant, with an aggregator that does "
+        "not follow the protocol",
         assumes="a roster; the grid that all received",
         rests_on="attacks in `tests/protocols/cgd/test_cgd_attacks.py`",
     ),
@@ -114,7 +114,7 @@ PARTICIPANT = (
     ),
     silo("sum", attacks=("confined-inversion", "two-party-exposure"), place="brief").says(
         "has the sum of the others’ gradients, for the layers that it shares, but not another’s rows where the sum is "
-        "of many, nor the gradient of one where the sum is of two or more others",
+        "of many rows. It does not have the gradient of one other where the sum is of two or more",
         assumes="starts that lie far apart (delta)",
     ),
     silo("model", attacks=("displacement-alone", "outsider-displacement"), words=(d_alone,), place="front").says(
@@ -123,8 +123,8 @@ PARTICIPANT = (
         "model"
     ),
     silo("sum", (is_regularised,)).says(
-        "learns as much of the gradients from sums that include the regulariser, to within weight-decay times the mean "
-        "of all starts. The regulariser is weight-decay times the sum of D and that mean",
+        "learns as much of the gradients as without the regulariser, to within weight-decay times the mean of all "
+        "starts. The regulariser adds to a sum weight-decay times D, which the silo knows, and times that mean",
         rests_on="the derivation in `docs/cgd.md`",
     ),
     silo("model", (shares_hidden_biases,)).says(
