@@ -170,8 +170,9 @@ SILO = (
         words=(partitions,),
         place="brief",
     ).says(
-        "can fit the offset of the last layer to its labels: least squares gives its m unknowns{partitions}, to a "
-        "relative error of 10⁻⁴ after 20 rounds on the digits data, and with them the true predictions",
+        "can work out from its labels the m unknowns{partitions} of the last layer’s offset, by least squares, and so "
+        "most true predictions of its own rows. In 20 rounds on the digits data the median error was 0.02 % for m = 1 "
+        "and 2 % for m = 10",
         assumes="labels, and a few rounds",
     ),
     *SOFTMAX,
