@@ -186,7 +186,7 @@ def test_the_example_of_contributing_runs(docs: Path) -> None:
     made: dict[str, Any] = {"__name__": "contributing"}
     for block in blocks:
         exec(compile(block, "CONTRIBUTING.md", "exec"), made)  # noqa: S102  # our own file
-    made["test_addmm_frees_the_scales_of_both_hidden_layers"]()
+    made["test_inner_frees_the_scales_of_both_hidden_layers"]()
 
 
 def test_contributing_names_every_file_of_its_example(docs: Path) -> None:
