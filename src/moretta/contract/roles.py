@@ -2,8 +2,10 @@
 
 A server's round is a generator: it yields an `Ask`, receives `Replies`, and returns a `Report`. So it reads from top to
 bottom like the algorithm box of its paper. A client answers one message at a time. Sub-protocols compose with
-``yield from``, and those of disjoint groups of silos with `side_by_side`. Nothing in this module does I/O, reads a
-clock or imports torch.
+``yield from``, and those of disjoint groups of silos with `side_by_side`. This module imports no torch.
+
+Roles do no I/O of their own and read no clock. Two objects write to disk for a silo: the record of the sums that it
+helped to open (`moretta.engines.journal`), and its unfinished work in a round (`moretta.engines.checkpoint.HalfDone`).
 
     engine                      server                      clients
       |-- setup(now, cohort) ---->|
@@ -75,7 +77,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class Ask:
-    """A server's question: one message for each addressee, and the valid answers.
+    """A server's question: one message for each addressee, and which answers are valid.
 
     Args:
         messages: By silo.
@@ -105,11 +107,11 @@ class Ask:
 class Replies:
     """The valid answers that arrived in time, in the order of the ask, and the missing silos with their reasons.
 
-    Roles read answers in any order and more than once, and never write to them, because large arrays are in files that
-    are mapped read-only.
+    Roles may read answers in any order and more than once. They never write to them, because large arrays may be in
+    files that are mapped read-only.
 
     Attributes:
-        empty: `numpy.empty`, or the same in such a file, for results made of all answers.
+        empty: Allocates results that are as large as the answers: `numpy.empty`, or the same in a mapped file.
     """
 
     answers: Mapping[str, Any]
@@ -205,7 +207,7 @@ class Client(Protocol):
         """Restore what `state` returned."""
 
 
-LEAST = 6  # works done together if that changes their rounding; fewer are as fast alone
+LEAST = 6  # the fewest works to do together where that changes their rounding; fewer are as fast alone
 
 
 class Work(Protocol):
@@ -236,7 +238,7 @@ open and no random generator is set, because other silos continue meanwhile.
 
 
 class InSteps:
-    """Turns a method that is such a generator into a client's `answer`.
+    """Makes a client's `answer` from a method that is an `Answering` generator.
 
     A plain call returns the answer, with all work done alone. An engine may use `steps` instead. A function assigned to
     `answer` replaces both.
@@ -264,7 +266,7 @@ def answering(client: Client, message: Message) -> Answering:
 
 
 def after_alone(steps: Answering, work: Work) -> Work:
-    """Do work alone, continue with its result, and return the next. Raises errors, and StopIteration at the answer."""
+    """Do work alone, pass its result on, and return the next work. Raises StopIteration with the answer at the end."""
     try:
         result = work.alone()
     except Exception as error:  # noqa: BLE001  # the client's own error, raised where it yielded the work
@@ -289,7 +291,7 @@ def answered(client: Client, message: Message) -> Message:
 
 
 def unexpected(role: str, message: Message) -> MisuseError:
-    """Return the error of a role that received a message without an answer to it."""
+    """Return the error of a role that has no answer to a message."""
     return MisuseError(f"{role} has no answer to `{message.TAG}`; is it another protocol's message?")
 
 
@@ -328,7 +330,7 @@ def all_of(exchanges: Mapping[str, Exchange[Aborted | None]]) -> Exchange[Aborte
 
 
 def _joined(asks: Mapping[str, Ask]) -> Ask:
-    """Return one ask of all silos; each silo keeps the terms of its own exchange."""
+    """Return one ask of all silos, which checks each silo's answer as its own exchange does."""
     of: dict[str, Ask] = {}
     for name, ask in asks.items():
         for silo in ask.messages:

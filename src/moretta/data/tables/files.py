@@ -150,7 +150,7 @@ def _columns(path: Path, form: Format, leave_out: Collection[str]) -> dict[str, 
         else _column(table.column(name), name, path.name, form)
         for name in table.column_names
     }
-    if is_csv and is_predicted(table.column_names):  # by `spreadsheet.written`
+    if is_csv and is_predicted(table.column_names):  # by `written`
         return {unescaped(name): np.array([*map(unescaped, cells)], object) for name, cells in columns.items()}
     return columns
 

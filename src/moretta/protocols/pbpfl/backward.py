@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-LARGE = 1 << 20  # parameters; the activations of smaller models are small beside a process
-PARTS = 64  # at most; each is another call of autograd
+LARGE = 1 << 20  # parameters; the activations of smaller models take little memory
+PARTS = 64  # at most, because each costs a call of autograd
 
 
 def gradients_along(
@@ -63,17 +63,17 @@ def gradients_along(
 
 
 Part = tuple[Sequence[Tensor], GradientEdge | None]
-"""The leaves that some nodes of a graph lead to, and the edge that all other paths from these nodes go through."""
+"""The leaves below some nodes of a graph, and the one edge through which all other paths from these nodes go."""
 
 
 def parts_of(top: Node) -> Iterator[Part]:
     """Yield the parts of the graph below a node, from the top down; the last one has no edge."""
     depths, uses = _depths(top)
     least, order, nodes = len(depths) / PARTS, count(), 0
-    ready, edges = [(depths[top], next(order), top)], dict[Node, set[int]]()  # seen, with their outputs in use
+    ready, edges = [(depths[top], next(order), top)], dict[Node, set[int]]()  # seen nodes: their outputs in use
     leaves = list[Tensor]()
     while ready:
-        *_, node = heappop(ready)  # the shallowest, so that what only leads to a leaf goes with its user
+        *_, node = heappop(ready)  # the shallowest: a leaf's edge goes with its user
         outputs, nodes = edges.pop(node, set()), nodes + 1
         if not node.next_functions:
             leaves += [node.variable] if hasattr(node, "variable") else []

@@ -27,10 +27,7 @@ from moretta.secure_aggregation.sums import Query, query_of
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A batch between the silo's predictions and the server's answer. lambdas: of ratios, if those were sent.
-
-    parts, direction: as in `TrainOn`.
-    """
+    """A batch whose predictions await the server's answer. parts, direction: as in `TrainOn`. lambdas: of ratios."""
 
     predicted: Predictions
     parts: NDArray[np.int64]
@@ -49,7 +46,7 @@ class Client:
         model: Never written to; one object for all silos that may be computed together.
         head: The model's last linear layer.
         variant: The only accepted form of the softmax, "probabilities" or "paper".
-        root: Of the lambdas that blind its ratios; None sends outputs.
+        root: Of the lambdas that blind its ratios; with None it sends outputs.
     """
 
     def __init__(
@@ -90,7 +87,7 @@ class Client:
 
     def _train(self, ask: TrainOn) -> Answering:
         about = query_of(ask, *self._rows.agreed, whole=self._rows.batches.whole)
-        # Without an exchange the ask is bound with the sum. Predictions are seen at once, even if no sum is opened.
+        # The server sees predictions even if no sum is opened. So the silo records at once which ask it answers.
         self._contributor.check(ask.stamp, about, answers=self._loss.name != "mse")
         index = self._rows.batches.of_round(*ask.stamp.drawn)
         batch: Forwarded = yield ForwardWork(self._noisy, self._rows, index, ask, self.phase)
@@ -108,7 +105,7 @@ class Client:
         if self._root is None:
             self._waiting = waiting()
             return result
-        # Bound to the outputs too: of two under one stamp, the difference would have no lambdas.
+        # Other outputs have other lambdas, even under one stamp. Otherwise a difference of ratios would have none.
         stamp, seen = ask.stamp, digest_of({"z": result.z})
         stream = self._root.stream("lambda", stamp.run, *stamp.drawn, "attempt", stamp.attempt, seen)
         sent, lambdas = ratios.blinded(stamp, result.z, result.alpha, stream)
@@ -116,7 +113,7 @@ class Client:
         return sent
 
     def _awaited(self, ask: Softmax | BlindedSoftmax) -> _Waiting:
-        """Return and forget the batch of an answer, because refusals of repeated tries would inform the server."""
+        """Return the waiting batch, and forget it: a server that could try again would learn from refusals."""
         waiting, self._waiting = self._waiting, None
         if waiting is None or waiting.predicted.stamp != ask.stamp:
             raise MisuseError(f"{ask.stamp}: the softmax came without the predictions it answers")
@@ -128,13 +125,13 @@ class Client:
             raise PeerError(f"{ask.stamp}: expected a softmax for {list(outputs.shape)}, got {list(ask.y.shape)}")
         softmax.check_answer(ask, self._variant)
         softmax.check_offset(ask, waiting.predicted, waiting.parts, waiting.direction)
-        targets = batch.targets  # of masks, in a run that hides nothing (`refuse_dense`), a row per position
+        targets = batch.targets  # masks, in a run that hides nothing (`refuse_dense`), become a row per position
         targets = targets if targets.ndim < 3 else self._head.rows(targets.flatten(1))
         u = self._loss.weighted_targets(targets, outputs)
         y, k = torch.from_numpy(ask.y).to(outputs), torch.from_numpy(ask.k).to(outputs)
         form = partial(terms.cross_entropy, parts=batch.parts)
         gradients = yield BackwardWork(batch, form, [u, y, k], self.phase)
-        # Two sums over one set, answered differently to one silo, would differ by its own gradients.
+        # If one silo had another answer in a second sum over the same silos, the sums would differ by its gradients.
         about = replace(waiting.asked, own=digest_of({"y": ask.y, "k": ask.k}))
         return self._upload(ask, gradients, batch, about)
 

@@ -1,4 +1,4 @@
-"""`moretta check`, PBPFL's own command, and the printing of `exactness`'s findings."""
+"""`moretta check`, PBPFL's own command: it prints what `exactness` finds."""
 
 from __future__ import annotations
 

@@ -45,9 +45,9 @@ ROWS = 8
 # is recovered at weights with relative errors of up to 2^-41, or 2^-24, which deep networks amplify.
 BARS = {"relative_error_float64": 1e-8, "relative_error_float32": 1e-4, "buffers_error_float64": 1e-6}
 PLAIN_DRAWS = 16  # the most draws of `plain_errors`
-# A rounding excuses an error of up to this multiple: a key rounds differently, and 16 draws may miss the worst.
+# The plain model's error excuses one up to 5 times as large: a key rounds differently, and draws may miss the worst.
 EXCUSED_FACTOR = 5.0
-# A larger difference of a plain model is no rounding: the model drew other random numbers in float32.
+# If a plain model's error is larger, it is not rounding: the model drew other random numbers in float32.
 LARGEST_ROUNDING = 0.1
 
 
@@ -77,7 +77,7 @@ class Input:
 
 
 def unpack(module: nn.Module, arguments: tuple[Tensor, ...], inputs: Sequence[Input]) -> tuple[Tensor, ...]:
-    """Return a model's inputs from one flat row of numbers, [B, all entries]: a hook before its forward."""
+    """Return a model's inputs from flat rows of numbers, [B, all entries]; used as a hook before its forward."""
     parts = torch.split(arguments[0], [math.prod(shape_of.shape) for shape_of in inputs], dim=1)
     shaped = [part.reshape(len(part), *shape_of.shape) for part, shape_of in zip(parts, inputs, strict=True)]
     return tuple(part.long() if shape_of.vocabulary else part for part, shape_of in zip(shaped, inputs, strict=True))
@@ -93,16 +93,15 @@ def check(
     Args:
         inputs: Of the model, in the order of its arguments.
         outputs: The expected number of outputs.
-        fall_back: Measure powers of two where float32 alone misses its bar with continuous scales, and the plain
-            model's own rounding excuses that (`excuse`). If powers of two reach all bars, the errors and "passes" are
-            theirs.
+        fall_back: Also measure powers of two, if continuous scales miss only the bar of float32 and the plain model's
+            own rounding excuses that (`excuse`). If powers of two reach all bars, the errors and "passes" are theirs.
 
     Returns:
         The errors of the concatenated gradient in float64 and float32, relative to its norm, and that of the
-        concatenated running statistics. Beside them the number of free scales, and the tensors forced to scale 1.
-        "passes_continuous" is whether continuous scales reach all bars, None if not measured. After a fall-back,
-        "relative_error_float32_continuous" is the error that missed, and "plain_error_float32" excused it: the largest
-        of the first draws of `plain_errors`, up to 16. All draws but the first have weights moved by about a last bit.
+        concatenated running statistics; the number of free scales, and the tensors forced to scale 1.
+        "passes_continuous" says whether continuous scales reach all bars, None if not measured. After a fall-back,
+        "relative_error_float32_continuous" is the error that missed the bar, and "plain_error_float32" the plain
+        model's error, which excuses it (`excuse`).
 
     Raises:
         UnsupportedModel: The model cannot be perturbed; the sentence names the layer.
@@ -144,10 +143,7 @@ def _fallen_back(
     classes: NDArray[np.generic],
     protocol: PBPFL,
 ) -> dict[str, Any]:
-    """Return the findings that powers of two change; empty unless they are needed.
-
-    They are needed where float32 alone missed, the plain model's own rounding excuses it, and they reach all bars.
-    """
+    """Return the findings that powers of two change; empty if `check` does not fall back on them."""
     if [name for name in BARS if findings[name] > BARS[name]] != ["relative_error_float32"]:
         return {}
     continuous = findings["relative_error_float32"]
@@ -162,15 +158,14 @@ def _fallen_back(
 
 
 def excuse(error: float, draws: Iterator[float]) -> float | None:
-    """Return the plain model's own rounding in float32 if it excuses an error, else None.
+    """Return the plain model's own error in float32 if it excuses that of a perturbed model, else None.
 
-    It is the largest of the first `PLAIN_DRAWS` draws, or of fewer once these suffice. It excuses the error if it
-    misses the bar itself and the error is at most `EXCUSED_FACTOR` times as large. A draw above `LARGEST_ROUNDING` is
-    no rounding and excuses nothing.
+    The plain error is the largest of up to `PLAIN_DRAWS` draws. It excuses the other error if it misses the bar itself
+    and the other is at most `EXCUSED_FACTOR` times as large. A draw above `LARGEST_ROUNDING` excuses nothing.
 
     Args:
-        error: In float32, relative to the gradient's norm.
-        draws: The same of the plain model, as `plain_errors` yields them.
+        error: Of the perturbed model, relative to the gradient's norm.
+        draws: Errors of the plain model, as `plain_errors` yields them.
     """
     largest = 0.0
     for draw in islice(draws, PLAIN_DRAWS):
@@ -194,10 +189,10 @@ def _measured(
 
 
 def plain_errors(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss) -> Iterator[float]:
-    """Yield without end how far the plain model's gradient in float32 is from that in float64, relative to its norm.
+    """Yield errors of the plain model's gradient in float32 against float64, relative to its norm, without end.
 
-    From the second draw on weights are moved by about their last bit, as a perturbed model's are, since not every
-    rounding flips a ReLU.
+    From the second draw on, weights are moved by about their last bit, as in a perturbed model: only some roundings
+    flip a ReLU.
 
     Args:
         model, inputs: In float64.
@@ -228,8 +223,8 @@ def _errors(
 ) -> tuple[float, float]:
     """Return the relative error of the gradient that the server recovers, and of the running statistics.
 
-    double: the true model, as the server holds it. inputs: in the run's dtype. The expected gradient has that dtype
-    too, so that in float32 both have its rounding.
+    double: the true model, as the server holds it. inputs: in the run's dtype. The expected gradient is computed in
+    that dtype too, so that in float32 both are rounded.
     """
     model = copy.deepcopy(double).to(inputs.dtype).train()
     loss, root = protocol.loss_function, SecretRoot.insecure(0, "check")  # no secret: the same every time

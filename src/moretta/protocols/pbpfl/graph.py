@@ -2,10 +2,10 @@
 
 The model runs once on example inputs, and every function of torch that it calls is recorded with its arguments, its
 result and its calling layer. So containers of torch.nn (TransformerEncoder, MultiheadAttention) and branches on shapes
-are followed too. A branch on *data* is refused, naming its line: its other side would never be seen. The exception is a
-yes-or-no question that depends on inputs alone (is every word of the batch a word?). The true and the perturbed model
-give the same answer. Both answers are traced (`other_answers`), and a silo may give only traced answers (`YesOrNo`).
-Symbolic tracing (torch.fx) is not used, because it stops at the layers of torch.nn and at branches on shapes.
+are followed too. A branch on *data* is refused, and the error names its line: the other side would never be seen. The
+exception is a yes-or-no question about inputs alone, such as whether the batch has padding. The true and the perturbed
+model answer it alike. Both answers are traced (`other_answers`), and a silo's rows may lead only to traced answers
+(`YesOrNo`). Symbolic tracing (torch.fx) is not used, because it stops at layers of torch.nn and at branches on shapes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, As
 """What a user's forward raises when it cannot run on its tensors."""
 
 _COUNTS = (nn.RNNBase.get_expected_hidden_size.__code__, _BatchNorm.forward.__code__)
-"""Code of torch's layers that reads the number of rows of a packed sequence, or of earlier batches."""
+"""Code of torch's layers that may read data: the number of rows of a packed sequence, or of earlier batches."""
 
 _TORCH, _OURS = str(Path(torch.__file__).parent), str(Path(__file__).parent)
 
@@ -85,7 +85,7 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """All calls of one run, its output, the layers that returned their input unchanged, and answers (`YesOrNo`)."""
+    """All calls of one run, its output, the layers that returned their input as it was, and answers (`YesOrNo`)."""
 
     calls: tuple[Call, ...]
     output: Any
@@ -143,7 +143,7 @@ class CastsToDouble(TorchFunctionMode):
 
 
 def other_answers(answers: tuple[bool, ...]) -> list[frozenset[int]]:
-    """Return the sets of answers to reverse that show each side of each question: each alone, and all."""
+    """Return which answers to reverse in further runs, to see both sides of each question: each alone, then all."""
     if len(answers) > MOST_QUESTIONS:
         raise UnsupportedModel(
             f"the model asks {len(answers)} questions about the values of its inputs, and {MOST_QUESTIONS} can be "
@@ -218,9 +218,8 @@ def record(
         turned: See `YesOrNo`.
 
     Raises:
-        UnsupportedModel: The model cannot run, draws from Python's or NumPy's global generator, or reads data, other
-            than by a yes-or-no question about its inputs alone. The sentence has the line of the user's code, except
-            for such draws.
+        UnsupportedModel: The model cannot run, or reads data other than by a yes-or-no question about its inputs
+            alone; the sentence has the line of the user's code. Or it draws from Python's or NumPy's global generator.
     """
     model.train(training)
     tensors = (*inputs, *model.parameters(), *model.buffers())

@@ -1,19 +1,19 @@
 """The head: the last linear layer of a model, which has the additive offset.
 
-Its outputs are W h + b for rows h of features. For most models h is the layer's input, a row per sample. Two kinds of
-models have more behind or beside the layer, and are still one matrix:
+Its outputs are W h + b for rows h of features. For most models h is the layer's input, a row per sample. Two other
+kinds of models have this form too:
 
-- **Behind.** A token is picked, a mean is taken, an image is resized: S(W x + b) = W S(x) + b, for S does the same to
-  each output. So h = S(x), which the model returns if the layer returns its input.
-- **Dense outputs.** A layer at every position, or a convolution, whose features are the patches of its input. Every
-  position is a row, z_p = W h_p + b, and the squared error adds up over positions, so that all identities hold.
+- **A function S after the layer** picks a token, takes a mean or resizes an image. It does the same to each output, so
+  S(W x + b) = W S(x) + b and h = S(x). The model returns S(x) if the layer returns its input.
+- **Dense outputs.** The layer works at every position, or is a convolution, whose features are patches of its input.
+  Every position is a row, z_p = W h_p + b. The squared error adds up over positions, so all identities hold.
 
-A layer with weight normalisation, W = g v / |v|, is sent as v^ = R o W + r with g^ = |v^|, so that a silo's W^ is v^.
-The silo returns the gradient of W, and the server has those of v and g from it by the chain rule (`Head.chained`).
+A head with weight normalisation has W = g v / |v|. The server sends v^ = R o W + r and g^ = |v^|, so that a silo's W^
+is v^. The silo returns the gradient of W. The chain rule gives the server those of v and g (`Head.chained`).
 
-Where something that does not depend on the layer is added to its outputs, c is kept beside them: y = W h + b + c.
-Examples are a residual unit at the end, and the wide part of a wide and deep network. All of this is tried on random
-rows, with the layer's weights and with others (`find`).
+The model may add to the layer's outputs something that does not depend on the layer: y = W h + b + c. Examples are a
+residual unit at the end, and the wide part of a wide and deep network. `find` checks all this on random rows, with the
+layer's weights and with others.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,11 +45,11 @@ class Head:
     Attributes:
         module: Its path.
         weight, bias: The names of its parameters.
-        outputs, inputs: The numbers of a row.
+        outputs, inputs: The lengths of a row of outputs, and of h.
         tied: Whether another layer uses its parameters too.
         positions: Rows per sample.
-        axis: Of the weight's outputs.
-        channels_last: Whether a sample's outputs are in order of positions.
+        axis: The weight's axis for outputs.
+        channels_last: Whether a sample's outputs are listed position by position.
         residual: Whether something is added to its outputs.
         answers: The traced answers to the model's questions about its inputs (`moretta.protocols.pbpfl.graph.YesOrNo`);
             empty without questions.
@@ -73,7 +73,7 @@ class Head:
 
     @property
     def above(self) -> tuple[str, ...]:
-        """Return the names of its parameters that work in the head alone; none if it is tied."""
+        """Return the names of its parameters that no other layer uses; empty if it is tied."""
         return () if self.tied else tuple(name for name in (self.weight, self.bias, self.magnitude) if name)
 
     @property
@@ -98,7 +98,7 @@ class Head:
         return v if self.magnitude is None else torch._weight_norm(v, model.get_parameter(self.magnitude), self.kept)
 
     def joined(self, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return tensors by name with W for v and without g, where both are among them."""
+        """Return tensors by name with W in place of v and g, if the head has weight normalisation."""
         if self.magnitude is None or self.magnitude not in tensors:
             return tensors
         v, g = tensors[self.weight], tensors[self.magnitude]
@@ -107,7 +107,7 @@ class Head:
         return {**named, self.weight: weight.numpy() if isinstance(v, np.ndarray) else weight}
 
     def split(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Return tensors by name with v = W and g = |W|, which is W again; the inverse of `joined` but for |v|."""
+        """Return tensors by name with v = W and g = |W|, which give W again; undoes `joined` except for |v|."""
         if self.magnitude is None or self.weight not in tensors:
             return dict(tensors)
         v = tensors[self.weight]
@@ -115,7 +115,7 @@ class Head:
         return {**tensors, self.magnitude: norms.numpy() if isinstance(v, np.ndarray) else norms}
 
     def chained(self, gradients: dict[str, Array], model: nn.Module) -> dict[str, Array]:
-        """Return gradients, float64 by name, with those of v and g in place of that of W."""
+        """Return gradients, float64 by name, with those of v and g in place of the gradient of W."""
         if self.magnitude is None:
             return gradients
         names = self.weight, self.magnitude
@@ -152,7 +152,7 @@ class Head:
             )
         if not self.residual:
             return self.rows(output), None
-        own = replace(self, channels_last=isinstance(layer, nn.Linear))  # of the layer, whatever follows it
+        own = replace(self, channels_last=isinstance(layer, nn.Linear))  # the layer's own order
         return own.rows(seen[0]), self.rows(output)
 
     def outputs_of(self, model: nn.Module, h: Tensor, rest: Tensor | None) -> Tensor:
@@ -163,7 +163,7 @@ class Head:
 
 
 def refuse_dense(head: Head, loss: str, positions: int = 0, *, shown: bool = False) -> None:
-    """Raise ParameterError for cross-entropy at positions, and for masks unlike the rows of W h + b.
+    """Raise ParameterError for cross-entropy at several positions, and for masks of another shape than the outputs.
 
     Args:
         loss: "mse" or "cross-entropy".
@@ -198,14 +198,14 @@ def _replaced(layer: nn.Module, forward: Any) -> Iterator[None]:
 
 
 def features(layer: nn.Module, x: Tensor) -> Tensor:
-    """Return the numbers in which a layer is linear.
+    """Return the features that a layer's weight multiplies.
 
     Args:
         layer: The head's module.
         x: Its input.
 
     Returns:
-        For nn.Linear x itself, [..., inputs]. For a convolution the patches of x, [B, inputs, ...], in the order of its
+        For nn.Linear x itself, [..., inputs]. For a convolution the patches of x, [B, inputs, ...], in the order of the
         weight's entries.
     """
     if isinstance(layer, CONVOLUTIONS):
@@ -256,7 +256,7 @@ def find(model: nn.Module, trace: Trace, inputs: Sequence[Tensor]) -> Head:
                     return head
         if layers:
             path = next(iter(layers))
-            weight: Any = model.get_submodule(path).weight  # of weight normalisation a new one, which nothing uses
+            weight: Any = model.get_submodule(path).weight  # under weight normalisation a new tensor, without uses
             uses = sum(any(leaf is weight for leaf in tree_leaves((call.args, call.kwargs))) for call in trace.calls)
             if uses > 1:
                 raise UnsupportedModel(

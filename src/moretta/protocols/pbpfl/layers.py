@@ -1,7 +1,7 @@
 """What each layer with weights does to scales and channels: linear, convolution, normalisation, embedding, attention.
 
 The scale of a weight is R = s_out / s_in (`practical.md`, Eq. 7, 14 and 15), of a bias s_out. Differs from the paper,
-which has linear and convolution layers in a row; the other rules are ours.
+which has rules for chains of linear and convolution layers only.
 """
 
 import re
@@ -17,7 +17,7 @@ from moretta.protocols.pbpfl.solver import ANY, Ids, Solver, View, compress, con
 
 
 def _views(solver: Solver, *tensors: Tensor | None) -> list[View | None] | None:
-    """Return the parameters' views, None for an absent one; None altogether if one is not a plain parameter."""
+    """Return the parameters' views, None for an absent parameter. Return None if one is computed from others."""
     views = [None if tensor is None else solver.value(tensor) for tensor in tensors]
     return None if any(isinstance(view, Ids) for view in views) else views  # type: ignore[return-value]
 
@@ -64,9 +64,9 @@ def _by_columns(solver: Solver, call: Call, x: Tensor, weight: View, bias: View 
 
 
 def weight_norm(solver: Solver, call: Call) -> Known:
-    """W = g v / |v| by row: v follows the layer of W, except its inputs' scales, and g the rows of v.
+    """W = g v / |v| by row: g has the scales of W's rows, and so has v; scales of inputs are 1.
 
-    In the head the server sends W in place of v (`moretta.protocols.pbpfl.head`), which has scales like any weight.
+    In the head the server sends W in place of v (`moretta.protocols.pbpfl.head`), with scales like any weight.
     """
     v, g, dim = (call.argument(position, name) for position, name in enumerate(["v", "g", "dim"]))
     views = _views(solver, v, g)
@@ -85,7 +85,7 @@ def weight_norm(solver: Solver, call: Call) -> Known:
 
 
 def einsum(solver: Solver, call: Call) -> Known:
-    """Two factors of which each axis stays or is summed over: a linear layer, or a product of two tensors."""
+    """Two factors, each axis kept or summed over: a linear layer, or a product of two tensors."""
     letters = re.fullmatch(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]*)", str(call.args[0]).replace(" ", ""))
     if letters is None or len(call.args) != 3:
         return opaque(solver, call)
@@ -101,7 +101,7 @@ def einsum(solver: Solver, call: Call) -> Known:
     sizes = dict(zip(left + right, (*a.shape, *b.shape), strict=True))
 
     def laid(ids: Ids, order: list[str], axes: str | list[str]) -> Ids:
-        """Lay axes out in another order, with size 1 for absent ones."""
+        """Return ids with their axes in another order, and size 1 for absent ones."""
         shape = [sizes[letter] for letter in order] + [1] * (len(axes) - len(order))
         places = [*order, *(letter for letter in axes if letter not in order)]
         return ids.map(lambda numbers: numbers.reshape(shape).permute([places.index(letter) for letter in axes]))
@@ -150,7 +150,7 @@ def recurrent(solver: Solver, call: Call) -> Known:
     """nn.LSTM, nn.GRU, nn.RNN: hidden channels move, and have signs or scales, in all gates at once (`_gated`)."""
     if len(call.args) != 9:
         return opaque(solver, call)
-    packed = isinstance(call.args[3], list | tuple)  # after the rows, the number of them at each step
+    packed = isinstance(call.args[3], list | tuple)  # a packed sequence has the number of rows at each step too
     x, state, weights, biased, layers, dropout, _, both_ways, *_ = [call.args[0], *call.args[1 + packed :]]
     if x.dim() != 3 - packed or not isinstance(weights, list | tuple):
         return opaque(solver, call)
@@ -180,7 +180,7 @@ def recurrent(solver: Solver, call: Call) -> Known:
 
 
 def packing(solver: Solver, call: Call) -> Known:
-    """Packing sequences of different lengths, and padding them with zeros: each channel is one scale, and passes."""
+    """Packing sequences of different lengths, and padding them with zeros: each channel has one scale, which passes."""
     if call.name == "_pad_packed_sequence" and call.argument(3, "padding_value"):
         return opaque(solver, call)
     rows, lengths = call.result
@@ -220,7 +220,7 @@ def convolution(solver: Solver, call: Call) -> Known:
     if groups == 1:
         out = solver.fresh(outputs)
         into = inward.along(1, dimensions)
-    elif weight.shape[1] == 1 and outputs == groups:  # depthwise: each channel keeps to itself and may move
+    elif weight.shape[1] == 1 and outputs == groups:  # depthwise: each output has one input channel, and moves with it
         out = Ids(solver.scales.fresh(outputs), inward.channel)
         into = inward.still().along(0, dimensions)
     else:
@@ -231,7 +231,7 @@ def convolution(solver: Solver, call: Call) -> Known:
 
 
 def _grouped(solver: Solver, inward: Ids, outputs: int, groups: int, shape: torch.Size) -> tuple[Ids, Ids]:
-    """Return the ids out and in of a grouped convolution: channels in stay, channels out move within their group."""
+    """Return the ids of outputs and inputs: channels of inputs stay, those of outputs move within their group."""
     solver.pin(inward.channel)
     group = torch.arange(outputs) // (outputs // groups)
     columns = group[:, None] * shape[1] + torch.arange(shape[1])
@@ -272,7 +272,7 @@ def _spread(out: Ids, result: Tensor, spatial: int) -> Ids:
 
 
 def batch_norm(solver: Solver, call: Call) -> Known:
-    """Scale 1 in, so that eps is exact; a fresh scale out through the affine, which running statistics do not see."""
+    """Scale 1 in, so that eps is exact; weight and bias give a fresh scale out, which running statistics do not see."""
     x, mean, variance, weight, bias = (
         call.argument(i, name) for i, name in enumerate(["input", "running_mean", "running_var", "weight", "bias"])
     )
@@ -295,7 +295,7 @@ def batch_norm(solver: Solver, call: Call) -> Known:
 
 
 def _affine(solver: Solver, views: list[View | None], channel: Tensor) -> Ids:
-    """Return the scale after x^ * weight + bias: fresh if there is a weight, else 1; channels as before."""
+    """Return the ids after x^ * weight + bias: a fresh scale if there is a weight, else 1; the same channels."""
     fresh = views[0] is not None
     scale = solver.scales.fresh(channel.numel()).reshape(channel.shape) if fresh else torch.zeros_like(channel)
     out = Ids(scale, channel)
@@ -305,7 +305,7 @@ def _affine(solver: Solver, views: list[View | None], channel: Tensor) -> Ids:
 
 
 def group_norm(solver: Solver, call: Call) -> Known:
-    """As batch normalisation, with channels that keep to their group."""
+    """As batch normalisation; channels move only within their group."""
     x, groups = call.argument(0, "input"), call.argument(1, "num_groups")
     views = _views(solver, call.argument(2, "weight"), call.argument(3, "bias"))
     if views is None:
@@ -319,7 +319,7 @@ def group_norm(solver: Solver, call: Call) -> Known:
 
 
 def layer_norm(solver: Solver, call: Call) -> Known:
-    """Layer and RMS normalisation over the last axes: scale 1 in, a fresh scale out through the affine."""
+    """Layer and RMS normalisation over the last axes: scale 1 in; weight and bias give a fresh scale out."""
     x, shape, weight = call.argument(0, "input"), call.argument(1, "normalized_shape"), call.argument(2, "weight")
     views = _views(solver, weight, call.argument(3, "bias") if call.name == "layer_norm" else None)
     if views is None:
@@ -334,7 +334,7 @@ def layer_norm(solver: Solver, call: Call) -> Known:
 
 
 def embedding(solver: Solver, call: Call) -> Known:
-    """Rows of a table: its columns have a fresh scale, its rows stay in their places."""
+    """Rows of a table: each column has a fresh scale, the rows stay in their places."""
     index, weight = call.argument(0, "input"), call.argument(1, "weight")
     view = solver.value(weight)
     if not isinstance(view, View) or call.argument(3, "max_norm") is not None:

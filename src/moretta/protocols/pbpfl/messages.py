@@ -1,4 +1,4 @@
-"""The arrows of PBPFL's figure; the answer to `TrainOn` is an upload of the secure sum."""
+"""PBPFL's messages (figure: `moretta.protocols.pbpfl`); the last answer in a round is an upload of the secure sum."""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
@@ -8,8 +8,8 @@ import numpy as np
 from moretta.contract.messages import Array, Indices, Message, Tensors, Vector, message
 from moretta.errors import PeerError
 
-LARGEST = 1e30  # of predictions and their answers: squares of it still fit float64
-RATIO_WORDS, TOTAL_WORDS, REST_WORDS = 11, 20, 10  # of 64 bits: `moretta.protocols.pbpfl.ratios` explains them
+LARGEST = 1e30  # of predictions and their answers; its square still fits float64
+RATIO_WORDS, TOTAL_WORDS, REST_WORDS = 11, 20, 10  # of 64 bits each; see `moretta.protocols.pbpfl.ratios`
 
 
 def _bounded(value: Array) -> None:
@@ -39,7 +39,7 @@ class TrainOn(Message):
     encoding: Mapping[str, int]
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` if parts and direction do not fit each other."""
+        """Raise `moretta.errors.PeerError` if parts and direction differ in length, or parts have a gap."""
         if not self.direction.size or self.parts.shape != self.direction.shape:
             raise PeerError("pbpfl/train-on: expected a part and a direction of each output")
         numbers = np.unique(self.parts)  # sorted; no allocation follows the peer's numbers
@@ -66,7 +66,7 @@ class Predictions(Message):
     alpha: Bounded
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` if z and alpha have different rows."""
+        """Raise `moretta.errors.PeerError` if z and alpha have different rows, or an entry of z is above 0."""
         if self.z.ndim != 2 or self.alpha.shape != self.z.shape[:1] or self.z.size == 0:
             raise PeerError("pbpfl/predictions: expected one alpha for each row of outputs")
         if self.z.max() > 0:
@@ -78,9 +78,8 @@ class Softmax(Message):
     """The server's answer to `Predictions`, and the encoding of the gradients.
 
     Attributes:
-        y: [B, outputs], p o exp(-delta) in the paper's form, p itself in the cheaper one.
-        k: [B, m], (1 - exp(delta)) / xi in the paper's form (printed as its reciprocal before Eq. 24), [B, 0] in the
-            cheaper one.
+        y: [B, outputs], p o exp(-delta) in the paper's form, else p itself.
+        k: [B, m], (1 - exp(delta)) / xi in the paper's form (printed as its reciprocal before Eq. 24), else [B, 0].
         encoding: Fraction bits by the names of the uploads.
 
     Source:

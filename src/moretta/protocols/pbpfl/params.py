@@ -16,21 +16,23 @@ class PBPFL(Training):
 
     Args:
         partitions: m, the number of parts of the outputs with a gamma of their own; 1 to the number of outputs.
-        rho: |alpha r| / |y|, the size of the noisy predictions' offset relative to the true predictions.
-        variant: under cross-entropy, what the server returns of the softmax: "probabilities" as they are, which costs m
-            + 1 gradients, or the "paper" form, which costs 3 m + 1 and keeps no more from a silo.
-        exchange: what a silo sends for its softmax in the paper's form: "outputs" up to a constant a row, or the
-            paper's "ratios" of their exponentials, blinded by a random number a class. Ratios hide the softmax from the
-            server only with two classes; with more, each silo's follows from a single row of any batch
-            (`moretta.protocols.pbpfl.ratios`). With ratios the server has no training loss, and gets 88 bytes a row for
-            each ordered pair of classes.
-        scales: "continuous", or "powers-of-two", which is exact in float32: the trunk rounds as the true model does,
-            bit by bit, and only the head's offset rounds. The price is most of what scales hide.
+        rho: |alpha r| / |y|, the size of the offset of predictions relative to the targets, or under cross-entropy to
+            the true outputs.
+        variant: under cross-entropy, the form in which the server returns the softmax: "probabilities" themselves,
+            which cost m + 1 gradients, or the "paper" form, which costs 3 m + 1 and hides no more from a silo.
+        exchange: under cross-entropy, what a silo sends for its softmax: "outputs" up to a constant per row, or with
+            the paper's form "ratios" of their exponentials, blinded by a random number per row and class. Ratios hide
+            the softmax from the server only with two classes; with more, it follows from the differences of a row's
+            ratios (`moretta.protocols.pbpfl.ratios`). With ratios the server has no training loss, and receives 88
+            bytes per row for each ordered pair of classes.
+        scales: "continuous", or "powers-of-two", which is exact in float32: below the head all values round as in the
+            true model, bit by bit, and only the head's offset adds rounding. The price is most of what scales hide.
             Differs from the paper: a scale is 1/2, 1 or 2 and channels stay in their places. So a silo sees the sign
-            and the mantissa of every weight of the trunk, and the relative change of each step. The exponent is off by
-            at most 2 up or down, drawn afresh every round, so it averages out over rounds. Two consecutive rounds also
-            give the head's offset, without labels, and with it the head's weights to a fraction of a percent and their
-            step approximately. In float64, continuous scales give a round's gradient to 1e-8 and hide more.
+            and the mantissa of every weight below the head, and each step's change relative to the weight. The exponent
+            is off by at most 2 up or down, drawn afresh every round, so an average over rounds shows it. Two
+            consecutive rounds also give the head's offset, without labels, and with it the head's weights to a fraction
+            of a percent and their step approximately. In float64, continuous scales give a round's gradient to 1e-8
+            and hide more.
     """
 
     name: Literal["pbpfl"] = "pbpfl"

@@ -34,7 +34,7 @@ class Positions:
     Attributes:
         channel: The channel at each position, -1 for one that stays.
         rank: The number of a position among those of its channel.
-        place: The positions by channel and rank.
+        place: The positions, sorted by channel and rank.
         first: first[c] is where the positions of channel c begin in `place`; first[-1] is 0.
     """
 
@@ -51,7 +51,7 @@ class Positions:
         return cls(channel, rank, place, np.append(first, 0))
 
     def order(self, moved: Indices) -> Indices:
-        """Return for each position the one whose content moves there, c replaced by moved[c]; moved[-1] is -1."""
+        """Return for each position the one whose content it receives. moved: the new channel by the old; -1 at -1."""
         order: Indices = self.place[self.first[moved[self.channel]] + self.rank]
         return order
 
@@ -68,7 +68,7 @@ Orders = Callable[[Positions], Indices]
 
 
 def orders(moved: Indices) -> Orders:
-    """Return the orders of `moved`, each computed once: many tensors have the same channels along an axis."""
+    """Return `Positions.order` for `moved`, cached: many tensors have the same channels along an axis."""
     return cache(partial(Positions.order, moved=np.append(moved, -1)))
 
 
@@ -82,11 +82,11 @@ class Shuffle:
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """R of one tensor, and the axes that are permuted after scaling.
+    """R of one tensor, and its axes that are permuted after scaling.
 
     Attributes:
-        follows: R as a product; each is the places of its elements among the `factors`, broadcastable to the tensor.
-            For a linear layer's weight the shapes are [out, 1] and [1, in]; for a convolution's the second is [1, in,
+        follows: R as a product of arrays, broadcastable to the tensor; each entry is a place among the `factors`. For
+            a linear layer's weight the shapes are [out, 1] and [1, in]; for a convolution's the second is [1, in,
             height, width].
     """
 
@@ -110,8 +110,8 @@ class Pattern:
         ]
         number = np.repeat(np.arange(len(sizes)), sizes)
         channel = np.concatenate([axis.channel for axis in axes])
-        # Ranks count within one tensor. All channels of a block stand equally often in it (`settle_axes`), so counting
-        # on from tensor to tensor gives corresponding positions the same rank.
+        # Ranks count within one tensor, in which all channels of a block occur equally often (`settle_axes`). So if the
+        # count goes on from tensor to tensor, corresponding positions have the same rank.
         rank = _counted(channel, np.lexsort((np.concatenate([axis.rank for axis in axes]), number, channel)))
         return cls((sum(sizes),), tuple(follows), (Shuffle(0, Positions.of(channel, rank)),))
 
@@ -162,7 +162,7 @@ def follows(stored: Stored, scales: SignedUnion, number: dict[int, int]) -> tupl
 
 
 def _filled(places: Indices, shape: Sequence[int]) -> Indices:
-    """Return places broadcast along the axes after the last on which they vary, if they vary after the first.
+    """Return places broadcast along all axes after the last on which they vary, unless that is the first axis.
 
     A filter's 3 x 3 entries and its channels then form one row, which keeps NumPy's inner loops long.
     """
@@ -173,14 +173,14 @@ def _filled(places: Indices, shape: Sequence[int]) -> Indices:
 
 
 def _place(root: int, number: dict[int, int]) -> int:
-    """Return the place of a root's scale or inverse among the `factors`; -1, the 1 at their end, for any other."""
+    """Return the place of a free root's scale or inverse among the `factors`; -1, the 1 at their end, for others."""
     if abs(root) not in number:
         return -1
     return number[abs(root)] + (len(number) if root < 0 else 0)
 
 
 def settle_axes(tensors: Sequence[Stored], channels: Channels) -> None:
-    """Pin channels that no permutation of a tensor's axes can move, and tag each by its count on an axis."""
+    """Pin channels that no permutation of a tensor's axes can move; tag the others by how often an axis has them."""
     why = "its tensor has no axis of its own for it"
     settled = False
     while not settled:
@@ -224,7 +224,7 @@ def _terms(stored: Stored) -> list[Ids]:
 
 
 def _moving_axes(stored: Stored, channels: Channels) -> list[int | None]:
-    """Return for each term the axis of its channels: -1 if none moves, None if no single axis will do."""
+    """Return for each term the axis along which its channels move: -1 if none moves, None if one is not enough."""
     axes: list[int | None] = []
     for ids in _terms(stored):
         wide = _wide(channels.values(ids.channel))

@@ -20,7 +20,7 @@ from moretta.protocols.pbpfl.params import Scales
 from moretta.protocols.pbpfl.scales import ScaleKey, ScalePlan
 from moretta.secure_aggregation.keystream import Keystream
 
-DROPPED = 12  # bits of float64's 53 that are not sent: each sent value stands for 2^12 true ones at any scale
+DROPPED = 12  # bits of float64's 53 that are not sent, so that 2^12 true values have the same sent one
 LARGEST_FACTOR = 4.0  # scales lie in [1/2, 2], so an entry of R = s_out / s_in is at most 4
 
 
@@ -79,11 +79,11 @@ class Perturbation:
     def draw_key(self, stream: Keystream, offset_size: float) -> Key:
         """Draw a key: the plan's scales, and an offset of a given size.
 
-        gamma_s = +-u_s offset_size with log u_s uniform in [log 0.7, log 1.4]; r_a has components of random sign and of
-        sizes from 1 to 3, pairwise different, brought to rms 1; xi_s = +-1/2 to +-2, log-uniform.
+        gamma_s = +-u_s offset_size with log u_s uniform in [log 0.7, log 1.4]; r_a has random signs and sizes uniform
+        in [1, 3], divided by their rms; xi_s = +-1/2 to +-2, log-uniform.
 
         Args:
-            offset_size: |gamma r_a|, approximately; 0 for no offset. A tied head has none at any size.
+            offset_size: |gamma r_a|, approximately; 0 for no offset. A tied head never has an offset.
         """
         m, outputs = self.partitions, len(self.parts)
         if self.plan.head.tied:
@@ -102,13 +102,13 @@ class Perturbation:
 
         Differs from the paper: with a bias in the head, r is added to the bias too, and alpha has one term more.
 
-        W^ is rounded to nearest, to fewer bits than W has: 24 under float32, 41 under float64. If W had as few bits as
-        W^, or lay on the lattice of an initialiser, R would follow from W^ alone (`scales-from-low-bits` of the audit).
-        With scales of powers of two mantissas are plain anyway: W is in the run's dtype, and below the head W^ is R o W
-        to the last bit.
+        W^ is rounded to fewer bits than W has: 24 under float32, 41 under float64. If W had as few bits as W^, or lay
+        on the lattice of an initialiser, R would follow from W^ alone (`scales-from-low-bits` of the audit). Scales of
+        powers of two show mantissas in any case. With them W is in the run's dtype, and below the head W^ is R o W to
+        the last bit.
 
         Args:
-            dtype: Of the run, in which silos receive W^ of a W in float64; None keeps the dtype of W.
+            dtype: Of the run, to which W^ is rounded; None keeps the dtype of W.
 
         Source:
             `practical.md`, Eq. 6 to 8.
@@ -127,7 +127,7 @@ class Perturbation:
                 ends = [1] * true[name].ndim
                 ends[self.plan.head.axis] = -1
                 offset = offset.reshape(ends)
-            # In float64 until the offset is added, so that this too is rounded once.
+            # In float64 until the offset is added, so that the head too is rounded once.
             head = self.plan.perturb({name: true[name].astype(np.float64)}, key.scales)[name] + offset
             noisy[name] = rounded(head.astype(true[name].dtype))
         noisy = self.plan.head.split(noisy)
@@ -145,14 +145,13 @@ class Perturbation:
         return factors | {f"psi/{s}": -xi for s, xi in enumerate(key.xi)}
 
     def recover(self, means: Tensors, key: Key, *, in_place: bool = False) -> dict[str, NDArray[np.float64]]:
-        """Return the gradient of the true loss from the silos' means, float64 by name: undo the noise of Eq. 9.
+        """Return the gradient of the true loss from the silos' means at W^, float64 by name.
 
-        Eq. 9 is the silos' forward pass at W^. Of a head with weight normalisation the gradient is that of W
-        (`moretta.protocols.pbpfl.head.Head.chained`).
+        For a head with weight normalisation it is the gradient of W (`moretta.protocols.pbpfl.head.Head.chained`).
 
         Args:
             means: The silos' mean uploads by name, such as "noisy/NAME".
-            in_place: The noisy loss's gradients, float64, are overwritten, so that their memory is the result's.
+            in_place: Whether the result overwrites the noisy loss's gradients, which are then float64.
 
         Source:
             `practical.md`, Eq. 29, for the squared error (`pbpfl.txt`, Eq. 19, with one part), and the end of section
@@ -160,7 +159,7 @@ class Perturbation:
         """
         coefficients, names = self.coefficients(key), self.trained(means)
 
-        # One by one: each sum is freed before the next is made, as new memory costs more than arithmetic.
+        # One by one: each sum is freed before the next is made, because new memory costs more than arithmetic.
         def corrected() -> Iterator[tuple[str, Array]]:
             for name in names:
                 if name in self.plan.head.above:
@@ -221,7 +220,7 @@ class Perturbation:
 
 
 def _rounded(value: Array, dtype: torch.dtype | None) -> Array:
-    """Return float64 rounded to float32, or under float64 to 12 bits less; integers, and all without dtype, stay."""
+    """Return floats rounded to float32, or under float64 to 12 bits less. Integers stay, and with dtype None all."""
     if value.dtype.kind != "f" or dtype is None:
         return value
     if dtype == torch.float32:

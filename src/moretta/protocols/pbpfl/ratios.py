@@ -7,10 +7,10 @@ For each of its rows, and a lambda_i of its own for each class i:
                      where r*_ij = delta_i - (r_j - r_i) alpha
     silo             y*_i = 1 / (Y_i - lambda_i R_i) = p_i exp(-delta_i), and on as in the paper's form (`softmax`)
 
-Differs from the paper: the numbers are whole, in steps of 2^-320, and lambda_i is uniform below 2^320 with 320 bits
-before the point, 64 more than a ratio may have. In floats the server would see a large ratio through a small lambda,
-and subtracting lambda_i R_i would lose digits: an error of about eps lambda_i exp(alpha (r_i - r_j)). So outputs of a
-row, and alpha r, may be at most 176 apart, where exp and a delta of 1 leave these bits.
+Differs from the paper: all numbers are multiples of 2^-320. A ratio has at most 256 bits before the point, and lambda_i
+is uniform below 2^320, 64 bits more. In floats the server would see a large ratio through a small lambda. Subtracting
+lambda_i R_i would also lose digits: an error of about eps lambda_i exp(alpha (r_i - r_j)). The bits suffice, with a
+delta of 1, if the outputs of a row, and its alpha r, are at most 176 apart.
 
 **What lambda hides.** With two classes each row has two ratios and two lambdas, and mu is uniform to within 2^-64: the
 server sees alpha and no softmax. From three classes on the difference of two ratios of one i contains no lambda,
@@ -23,8 +23,8 @@ and three of them give all ratios (`from_differences`), hence every row's softma
 
     R_i y*_i = sum over j other than i of exp(y^_i - y^_j) p_j,
 
-as many equations as classes (`from_one_row`). So it has its true softmax from one row for every m, where the form
-without R_i takes m rows.
+as many equations as classes (`from_one_row`). So one row gives a silo its true softmax for every m. The form without
+R_i takes m rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ Whole = NDArray[Any]
 
 FRACTION = 320  # bits behind the point
 BEFORE = 256  # bits of a ratio before the point
-BLIND = 64  # further bits of lambda
+BLIND = 64  # bits of lambda beyond those
 LARGEST_GAP = BEFORE * float(np.log(2.0)) - 1.0  # delta adds up to 1
 ONE = 1 << FRACTION
 
@@ -99,7 +99,7 @@ def answer(ratios: Ratios, key: Key, stream: Keystream, encoding: Mapping[str, i
 
 
 def unblinded(blinded: BlindedSoftmax, lambdas: Whole) -> Rows:
-    """Return y* = p exp(-delta), [B, classes] (Eq. 24). Raises PeerError for another shape, or no value above 0."""
+    """Return y* = p exp(-delta), [B, classes] (Eq. 24). Raises PeerError for another shape, or a value of 0 or less."""
     if blinded.totals.shape[:2] != lambdas.shape:
         raise PeerError(f"expected an answer for {list(lambdas.shape)}, got {list(blinded.totals.shape[:2])}")
     left = from_words(blinded.totals) - lambdas * from_words(blinded.rests)  # multiples of 2^-(2 FRACTION)
@@ -109,10 +109,10 @@ def unblinded(blinded: BlindedSoftmax, lambdas: Whole) -> Rows:
 
 
 def from_differences(words: Array) -> Rows | None:
-    """Return numbers in proportion to exp(y^) of each row, without any lambda.
+    """Return numbers in proportion to exp(y^) of each row, computed without any lambda.
 
-    In units of exp(y^_i), with t = mu_il - mu_ik and d = mu_ki - mu_kl, e_k = (1 - t) / (1 + d), and e_j = e_k + mu_ij
-    - mu_ik. Nothing cancels if e_i is the largest and e_l the least, so this runs twice.
+    In units of exp(y^_i), with t = mu_il - mu_ik and d = mu_ki - mu_kl: e_k = (1 - t) / (1 + d), and e_j = e_k + mu_ij
+    - mu_ik. No digits are lost if e_i is the largest and e_l the least. So a first pass finds these for a second.
 
     Args:
         words: As in `moretta.protocols.pbpfl.messages.Ratios`.
@@ -171,7 +171,7 @@ def to_words(values: Whole, words: int) -> Array:
 
 
 def from_words(words: Array) -> Whole:
-    """Return the whole numbers of their words."""
+    """Return the whole numbers that `to_words` wrote."""
     octets, size = words.astype("<u8").tobytes(), 8 * words.shape[-1]
     numbers = np.empty(words[..., 0].size, dtype=object)
     numbers[:] = [int.from_bytes(octets[at : at + size], "little") for at in range(0, len(octets), size)]

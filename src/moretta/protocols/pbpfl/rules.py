@@ -64,7 +64,7 @@ def dropout(solver: Solver, call: Call) -> Known:
 
 
 def fresh_constant(solver: Solver, call: Call) -> Known:
-    """A tensor that only takes its shape from another, or is overwritten with noise or a number: a constant."""
+    """A constant: a tensor that takes only its shape from another, or is overwritten with noise or a number."""
     return constant(call.result.shape)
 
 
@@ -121,7 +121,7 @@ def compare(solver: Solver, call: Call) -> Known:
 
 
 def multiply(solver: Solver, call: Call) -> Known:
-    """x * y: the product has the scale of one factor, the other is forced to 1; a parameter makes a fresh scale."""
+    """x * y: the product has the scale of one factor, and the other needs scale 1; a parameter gives a fresh scale."""
     factors = [call.argument(0, "input"), call.argument(1, "other")]
     tensors = [factor for factor in factors if isinstance(factor, Tensor)]
     if len(tensors) == 1 or factors[0] is factors[1]:
@@ -141,7 +141,7 @@ def multiply(solver: Solver, call: Call) -> Known:
 
 
 def _scaled_by_parameter(solver: Solver, call: Call, view: View, parameter: Tensor, tensor: Tensor) -> Known:
-    """x * p with a learnt p (layer scale, a hand-written normalisation's gain): R = s_out / s_in."""
+    """x * p with a trained p (layer scale, the gain of a hand-written normalisation): R = s_out / s_in."""
     x, shape = solver.ids(tensor), call.result.shape
     lead = len(shape) - len(view.shape)
     kept = [axis for axis in range(len(shape)) if axis >= lead and view.shape[axis - lead] > 1]
@@ -215,7 +215,7 @@ def softmax(solver: Solver, call: Call) -> Known:
 
 
 def pool(solver: Solver, call: Call) -> Known:
-    """Pooling and resizing over the last axes: each channel is one scale there, and passes."""
+    """Pooling and resizing over the last axes: each channel has one scale there, which passes."""
     x = call.argument(0, "input")
     spatial = {"1": 1, "2": 2, "3": 3}.get(call.name[-2]) or x.dim() - 2
     ids = solver.collapse(solver.ids(x), range(x.dim() - spatial))
@@ -285,7 +285,7 @@ def movement(solver: Solver, call: Call) -> Known:
 
 
 def select_index(solver: Solver, call: Call) -> Known:
-    """Whatever the indices, nothing changes along an axis with one scale and channel: the order of packed rows."""
+    """Indexing changes nothing along an axis with one scale and one channel, such as that of packed rows."""
     x, axis = call.argument(0, "input"), call.argument(1, "dim")
     ids = solver.values.get(id(x))
     if not isinstance(ids, Ids) or axis % x.dim() in _varying(ids):
@@ -304,7 +304,7 @@ def _moved_view(solver: Solver, call: Call) -> Known:
 
 
 def movement_of_ids(solver: Solver, call: Call) -> Known:
-    """Move a parameter together with other tensors (a class token): as an ordinary tensor with free scales."""
+    """Move a parameter with other tensors, such as a class token, as an ordinary tensor with free scales."""
     for tensor in tensors_of(call):
         if isinstance(solver.value(tensor), View):
             solver.values[id(tensor)] = solver.ids(tensor)
@@ -317,7 +317,7 @@ def _run_on(call: Call, numbers: dict[int, Tensor]) -> list[Tensor]:
     def replaced(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor) or id(leaf) not in numbers:
             return leaf
-        # A view may need the memory laid out as the real tensor's; reshape gives the same without it.
+        # `view` needs contiguous memory, which broadcast numbers lack.
         return numbers[id(leaf)].double().contiguous() if call.name == "view" else numbers[id(leaf)].double()
 
     args, kwargs = tree_map(replaced, call.args), tree_map(replaced, dict(call.kwargs))
@@ -336,7 +336,7 @@ def _restored(numbers: Tensor) -> Tensor:
 
 
 def _count(solver: Solver, before: Tensor, after: list[Tensor]) -> None:
-    """Keep apart the channels of one tensor that occur unequally often in the results (slices, chunks)."""
+    """Keep channels of one tensor apart if they occur unequally often in the results, as after slices and chunks."""
     names = torch.tensor(names_in(before), dtype=torch.int64)
     for result in after:
         occurrences = dict(
@@ -376,7 +376,7 @@ _NOISE = [
 ]  # fmt: skip
 
 GATES = {"lstm": (0, 0, 1, 0), "gru": (0, 0, 1), "rnn_tanh": (1,), "rnn_relu": (1,)}
-"""The gates with the scale of a hidden channel; the others go through a sigmoid, which has scale 1."""
+"""1 for a gate with the scale of its hidden channel, 0 for one behind a sigmoid, which has scale 1."""
 
 PACKING = ("_pack_padded_sequence", "_pad_packed_sequence")
 

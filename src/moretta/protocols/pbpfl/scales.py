@@ -8,11 +8,11 @@ function of the network is unchanged (`practical.md`, Eq. 7, 14 and 15, Lemmas 1
 
 with s = 1 on the model's inputs and on the head's outputs. `perturbation` adds the head's offset.
 
-    graph     what the model calls
-    rules, layers     what each call does to scales
-    solver    the equalities that the rules state
-    patterns  how one tensor follows a key
-    selfcheck the numbers agree
+    graph           which functions the model calls
+    rules, layers   what each call does to scales
+    solver          the equalities that the rules state
+    patterns        how a key changes one tensor
+    selfcheck       a test of the result in numbers
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Pairs = Iterable[tuple[str, Values]]
 
 @dataclass(frozen=True)
 class Forced:
-    """A tensor with some scale of 1, and the reason."""
+    """A tensor in which some scale is 1, and the reason."""
 
     tensor: str
     because: str
@@ -103,8 +103,8 @@ class ScalePlan:
 
         Raises:
             UnsupportedModel: The model reads data (other than by up to 4 yes-or-no questions about its inputs), differs
-                between training and evaluation, or mixes rows outside batch normalisation. Or it has no linear layer at
-                the end, or features that always add up to 0. The sentence names the layer or line and a remedy.
+                between training and evaluation, or mixes rows outside batch normalisation. Or it does not end in a
+                linear layer, or that layer's inputs always add up to 0. The sentence names the place and a remedy.
         """
         check_traceable(model)
         with selfcheck.double_precision():
@@ -121,7 +121,7 @@ class ScalePlan:
         still = replace(plan, blocks=(), parameters=_still(plan.parameters), buffers=_still(plan.buffers))
         for candidate in (plan, still):
             ways = [turned for turned in solved.ways if selfcheck.agrees(candidate, clone, inputs, turned)]
-            # No rows may lead to some of the other ways; a silo may not take one that disagrees.
+            # Further ways may disagree, as perhaps no rows lead there; a silo's rows that do are refused.
             if ways[:1] == [frozenset()] and (len(ways) == len(solved.ways) or candidate is still):
                 answers = frozenset[tuple[bool, ...]]().union(*(solved.ways[turned] for turned in ways))
                 return replace(candidate, head=replace(solved.head, answers=answers - {()}))
@@ -159,7 +159,7 @@ class ScalePlan:
     def perturb(
         self, tensors: Mapping[str, Values], key: ScaleKey, rounded: Callable[[Array], Array] = lambda array: array
     ) -> dict[str, Values]:
-        """Return R o W, then permuted, of parameters and buffers by name; copies, each in its dtype, or `rounded`."""
+        """Return copies of parameters and buffers by name: R o W, permuted, each in its dtype and then `rounded`."""
         orders, factors = patterns.orders(self._moved(key)), patterns.factors(key.scales)
 
         def follow(pattern: Pattern, array: Array) -> Array:
@@ -170,7 +170,7 @@ class ScalePlan:
     def recover(
         self, tensors: Mapping[str, Values] | Pairs[Values], key: ScaleKey, into: Mapping[str, Array] | None = None
     ) -> dict[str, Values]:
-        """Return gradients of the true parameters from those of the noisy ones: un-permuted, times R, in float64.
+        """Return the true parameters' gradients from the noisy ones': permuted back, times R, in float64.
 
         Args:
             tensors: By name, or in pairs with their names, each freed before the next is read.
@@ -180,7 +180,7 @@ class ScalePlan:
         return self._each(tensors, lambda pattern, array: pattern.recover(array, factors, back), into=into)
 
     def recover_buffers(self, tensors: Mapping[str, Values], key: ScaleKey) -> dict[str, Values]:
-        """Return running statistics in their original order; copies, their scale is 1."""
+        """Return copies of running statistics in their original order; their scale is 1."""
         back = patterns.orders(np.argsort(self._moved(key)))
         return self._each(tensors, lambda pattern, array: pattern.permute(array.copy(), back))
 
@@ -193,7 +193,7 @@ class ScalePlan:
     ) -> dict[str, Values]:
         """Return each tensor transformed, in their order, in new memory or in the arrays `into`.
 
-        Vectors of one dtype are joined end to end: calls dominate for many small ones.
+        Vectors of one dtype are joined end to end, because many small ones would cost mostly calls.
         """
         names, values = [], dict[str, Values]()
 
@@ -222,7 +222,7 @@ class ScalePlan:
         return {name: values[name] for name in names}
 
     def _joined(self, names: tuple[str, ...]) -> Pattern:
-        """Return the pattern of some vectors end to end; cached, as every round has the same names."""
+        """Return the pattern of some vectors end to end; cached, because every round has the same names."""
         if names not in self._vectors:
             self._vectors[names] = Pattern.joined([self._pattern(name) for name in names])
         return self._vectors[names]
@@ -275,7 +275,7 @@ def _like(value: Values, result: Array, keep_dtype: bool = False) -> Values:
 
 @dataclass(frozen=True)
 class _Solved:
-    """history: of the results' ids. ways: the answers on each way through the model, by the reversed ones."""
+    """history: each call's ids. ways: for each set of reversed answers (`other_answers`), the answers that followed."""
 
     solver: Solver
     head: Head
@@ -286,8 +286,8 @@ class _Solved:
 def _solved(clone: nn.Module, inputs: Sequence[Tensor]) -> _Solved:
     """Trace the model and solve its scales; the memory for it, many times the model's, is freed on return.
 
-    Training may call other functions than evaluation (dropout, noise, statistics), and answers to questions about the
-    inputs lead other ways: the equalities of all of these hold together.
+    Training may call other functions than evaluation (dropout, noise, statistics), and so may a run with other answers
+    about the inputs. The solver states the equalities of all these runs.
     """
     before = [buffer.clone() for buffer in clone.buffers()]
 
@@ -318,7 +318,7 @@ def _solved(clone: nn.Module, inputs: Sequence[Tensor]) -> _Solved:
         try:
             both = [(mode, turned, traced(mode, turned).outline) for mode in (True, False)]
         except UnsupportedModel:
-            continue  # no batch has these answers, or its silo gets an error
+            continue  # perhaps no batch has these answers; if one has, its silo gets an error
         ways[turned], others = frozenset(outline.answers for _, _, outline in both), others + both
     for mode, turned, outline in others:
         if outline.calls != seen.calls:
@@ -330,7 +330,7 @@ def _solved(clone: nn.Module, inputs: Sequence[Tensor]) -> _Solved:
 
 
 def _solve(solver: Solver, model: nn.Module, inputs: Sequence[Tensor], trace: Trace) -> list[tuple[Ids | None, ...]]:
-    """State the equalities of every call of a trace, in order, and those of its output; return the results' ids."""
+    """State the equalities of a trace's calls, in order, and of its output; return the ids of the calls' results."""
     solver.values = {id(tensor): constant(tensor.shape) for tensor in inputs}
     # Silos know frozen tensors, or can average them over rounds: they have scale 1 and stay in their places.
     floats = [
@@ -352,7 +352,7 @@ def _solve(solver: Solver, model: nn.Module, inputs: Sequence[Tensor], trace: Tr
 
 
 def _follow(solver: Solver, call: Call) -> list[Ids | View]:
-    """Apply the rule of one call; keep and return its statements about the call's results."""
+    """Apply the rule of one call; record and return the ids of its results."""
     arguments = [leaf for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, Tensor)]
     results = [leaf for leaf in tree_leaves(call.result) if isinstance(leaf, Tensor)]
     known = any(id(tensor) in solver.values for tensor in arguments)
@@ -363,7 +363,7 @@ def _follow(solver: Solver, call: Call) -> list[Ids | View]:
             solver.unsigned(tensor)
     result = None
     if call.name in LAYERS and (call.args or not arguments) and all(tensor.numel() for tensor in arguments):
-        # A rule covers the usual ways to call a function. What it stated before another way frees less.
+        # A rule may fail on an unusual way to call the function. Equalities that it stated before only free less.
         with suppress(*FAILURES):
             result = LAYERS[call.name](solver, call)
     if result is None:
@@ -378,7 +378,7 @@ def _follow(solver: Solver, call: Call) -> list[Ids | View]:
 
 
 def _plan(model: nn.Module, solver: Solver, head: Head) -> ScalePlan:
-    """Number the free scales and the moving channels, and describe every tensor by them."""
+    """Number the free scales and the moving channels, and describe each tensor by these numbers."""
     stored = solver.stored
     patterns.settle_axes(list(stored.values()), solver.channels)
     blocks = solver.channels.blocks()
@@ -427,10 +427,10 @@ def _free_roots(solver: Solver) -> dict[int, int]:
 
 
 def _why(solver: Solver, stored: Stored, follows: set[int], signs: Sequence[int]) -> str:
-    """Return why some scale of a tensor is 1 or a sign, in words; empty if none is.
+    """Return in words why some scale of a tensor is 1 or a sign; empty if all are free.
 
-    The scale 1 of the model's inputs and outputs is omitted, unless nothing else of the tensor is scaled. follows: the
-    free scales in the tensor's pattern.
+    The scale 1 of the model's inputs and outputs is no reason, unless the tensor has no other scale. follows: the free
+    scales in the tensor's pattern.
     """
     if stored.out is None or stored.into is None:
         return "no operation of the model uses it"
@@ -449,7 +449,7 @@ def _still(patterns_by_name: Mapping[str, Pattern]) -> dict[str, Pattern]:
 
 
 def _predicted(scales: SignedUnion, number: dict[int, int], ids: Ids, key: ScaleKey) -> Tensor:
-    """Return the factor of a key on a tensor, broadcastable to it; 1 where any fits."""
+    """Return the factor by which a key scales a tensor, broadcastable to it; 1 for an element that fits any."""
     stored = Stored(ids.scale.shape, ids)
     pattern = Pattern(tuple(stored.shape), patterns.follows(stored, scales, number))
     return torch.from_numpy(pattern.multiplier(patterns.factors(key.scales)))

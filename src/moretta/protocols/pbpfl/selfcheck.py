@@ -1,4 +1,4 @@
-"""A numerical check of the rules: a solved plan is tried on random weights in float64 before it is used."""
+"""A numerical check of the rules: each solved plan is tried on random weights in float64 before it is used."""
 
 import copy
 import threading
@@ -50,8 +50,8 @@ class _Plan(Protocol):  # `moretta.protocols.pbpfl.scales.ScalePlan`, whose modu
 
 @contextmanager
 def double_precision() -> Iterator[None]:
-    """Let tensors that the model itself makes be float64 too, in one thread at a time."""
-    with _DEFAULT_DTYPE:  # a process has one default: two threads that cross would leave float64 behind
+    """Make float64 the default for tensors that the model itself creates, in one thread at a time."""
+    with _DEFAULT_DTYPE:  # a process has one default, so two threads at once could leave float64 behind
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:
@@ -81,10 +81,10 @@ def stand_in(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[nn.Module, tup
 
 
 def _rows(tensor: Tensor, generator: torch.Generator) -> Tensor:
-    """Return at least four rows, never constant ones: four or more given rows, else these with their signs and zeros.
+    """Return at least four rows, random ones in place of constant ones.
 
-    Batch normalisation over fewer rows is too ill-conditioned to compare gradients. Four given rows stay as they are:
-    they may be packed arrays, whose mask numbers and lengths a factor would break.
+    Batch normalisation over fewer rows is too ill-conditioned to compare gradients. Four or more rows stay as they are:
+    they may be packed arrays, and a factor would break their masks and lengths. Others keep signs and zeros.
     """
     repeats = -(-ROWS // max(len(tensor), 1))
     rows = torch.cat([tensor.roll(turn, tensor.dim() - 1) for turn in range(repeats)])
@@ -111,7 +111,7 @@ def refuse_non_finite(model: nn.Module, inputs: Sequence[Tensor], trace: Trace) 
 
 
 def refuse_unsteady(model: nn.Module, inputs: Sequence[Tensor], before: Trace) -> None:
-    """Raise UnsupportedModel if the model's output in evaluation differs from an earlier one."""
+    """Raise UnsupportedModel if the model's output in evaluation differs from the earlier run's."""
     with torch.random.fork_rng(devices=[]), torch.no_grad(), CastsToDouble():
         torch.manual_seed(1)
         again = model.eval()(*inputs)
@@ -128,7 +128,7 @@ def refuse_mixed_rows(model: nn.Module, inputs: Sequence[Tensor], together: Trac
         return  # a batch normalisation without running statistics depends on other rows
     first = [tensor[:1] for tensor in inputs]
     same = close(record(model, first).output, together.output[:1], FORWARD)
-    if same and together.answers:  # a question about all rows may have the same answer for one of them
+    if same and together.answers:  # a question about all rows may have the same answer for the first row alone
         others = [
             torch.cat([rows[:1], -rows[1:] if rows.is_floating_point() else rows[1:].flip(-1)]) for rows in inputs
         ]
@@ -145,7 +145,7 @@ def refuse_mixed_rows(model: nn.Module, inputs: Sequence[Tensor], together: Trac
 
 
 def _differs(alone: Call, whole: Call) -> bool:
-    """Whether a result for one row differs from that for all rows; one of equal shape has no batch axis."""
+    """Whether a result for one row differs from that for all rows; results of equal shapes have no batch axis."""
     pairs = zip(alone.copies, whole.copies, strict=False)
     return any(not close(a, b if a.shape == b.shape else b[:1], FORWARD) for a, b in pairs)
 
@@ -207,7 +207,7 @@ def _agrees(plan: _Plan, model: nn.Module, inputs: Sequence[Tensor]) -> bool:
     whole = max((float(gradient.norm()) for gradient in true.values()), default=0.0)
     # Each noisy gradient is freed before the next is recovered: for a large model they take much memory.
     recovered = plan.recover(((name, noisy.pop(name)) for name in list(noisy)), key)
-    if plan.head.magnitude:  # the gradients of v and g are not uploaded, and that of W follows by hand
+    if plan.head.magnitude:  # silos upload the gradient of W, not those of v and g; it is not tried here
         true = {n: value for n, value in true.items() if n not in (plan.head.weight, plan.head.magnitude)}
     errors = [float((recovered[name] - gradient).norm()) for name, gradient in true.items()]
     sizes = [float(gradient.norm()) + 1e-3 * whole for gradient in true.values()]

@@ -1,4 +1,4 @@
-"""The server of PBPFL: perturbs the model, asks, recovers, steps."""
+"""The server of PBPFL: it perturbs the model, asks silos, recovers the gradient, and steps."""
 
 import copy
 import math
@@ -42,7 +42,7 @@ class Exchanged:
         answers: By silo.
         true: The server's view of each silo's batch, empty for blinded ratios.
         sizes: The median over silos.
-        left_out: Silos whose figures are out of proportion to the others'.
+        left_out: Silos with sizes out of proportion to the others', or predictions without an answer.
     """
 
     answers: Mapping[str, Softmax | BlindedSoftmax]
@@ -54,10 +54,10 @@ class Exchanged:
 def largest_rho(model: nn.Module, plan: ScalePlan, loss: str, sizes: Sizes, error: float) -> float:
     """Return the largest |alpha r| / |y| from which float32 recovers the gradient to about 1e-4.
 
-    Rounding is amplified twice. At the head it is amplified by the ratio of noisy to true error: rho^2 |y| / |e| under
-    the squared error, rho under cross-entropy. Below the head the corrections' cotangents are alike in all its H
-    inputs. The factor there is their norm over that of e W: |r|^2 alpha sqrt(H) / |e W|, or |r| sqrt(H) / |W|, for each
-    of the L layers that they pass. The constants are from the models in `docs/models-measured.md`.
+    Rounding is amplified at two places. At the head the factor is the ratio of noisy to true error: rho^2 |y| / |e|
+    under the squared error, rho under cross-entropy. Below the head the corrections' cotangents are the same for all H
+    inputs of the head. The factor is their norm over that of e W: |r|^2 alpha sqrt(H) / |e W|, or |r| sqrt(H) / |W|,
+    for each of the L layers that they pass. The constants are measured (`docs/models-measured.md`).
 
     Args:
         loss: "mse" or "cross-entropy".
@@ -77,12 +77,12 @@ def largest_rho(model: nn.Module, plan: ScalePlan, loss: str, sizes: Sizes, erro
 class Server:
     """Holds the true model; the silos see it perturbed by a fresh key every round.
 
-    The model is held, stepped and kept in checkpoints in float64 (with scales of powers of two in the run's dtype);
-    `Perturbation.perturb` explains why. Silos receive it, and it is released, in the run's dtype.
+    The server holds the model, steps it and writes checkpoints in float64 (with scales of powers of two in the run's
+    dtype); `Perturbation.perturb` explains why. Silos receive it, also at the release, in the run's dtype.
 
     Args:
-        setting: Its limit is the largest |value| of an uploaded entry of the noisy loss's gradient; those of the
-            corrections are rms(alpha) and rms(alpha)^2 times it.
+        setting: Its limit is the largest |value| in an upload of the noisy loss's gradient. Those of the corrections
+            are rms(alpha) and rms(alpha)^2 times as large.
         plan: The scales of the model.
     """
 
@@ -91,7 +91,7 @@ class Server:
         self._params, self._dtype = params, setting.dtype
         model = copy.deepcopy(setting.model) if params.scales == "powers-of-two" else setting.start()
         self._model = model.train()
-        self._tensors = self._model.state_dict(keep_vars=True)  # themselves, which are stepped in place
+        self._tensors = self._model.state_dict(keep_vars=True)  # the tensors themselves, which each step changes
         self._perturbation = Perturbation(plan, params.partitions, params.form, params.scales)
         self._trained, self._buffers = modules.trainable(self._model), modules.running_buffers(self._model)
         self._stepper = SummedStep(self._model, params, setting.spec.run.rounds)
@@ -103,7 +103,7 @@ class Server:
         self._loss = float("inf")
 
     def round(self, now: Stamp) -> Exchange[Report | Aborted]:
-        """Algorithm of `practical.md`, section III: perturb, sum, recover, step."""
+        """Run the algorithm of `practical.md`, section III: perturb, sum, recover, step."""
         aggregation = self._enrolment.aggregation
         with self.phase("perturbation"):
             sizes, rho, key = self._drawn(now)
@@ -145,7 +145,7 @@ class Server:
             # ratios show no y.
             return Report(figures, left_out)
         log_normaliser = 0.0
-        if exchanged:  # only silos in the sum count: some may have been lost since the exchange
+        if exchanged:  # only silos in the sum count, as some may have been lost since the exchange
             each = [exchanged.true[silo].log_normaliser for silo in total.silos]
             log_normaliser = float(np.concatenate(each).mean())
         self._loss = self._perturbation.true_loss(total.means, key, log_normaliser) / density
@@ -156,7 +156,7 @@ class Server:
         return self._drawn(now)[-1]
 
     def _drawn(self, now: Stamp) -> tuple[Sizes, float, Key]:
-        """Return sizes, |alpha r| / |y| (the setting's, or less for recovery in float32) and the key."""
+        """Return sizes, rho (the setting's, or less for recovery in float32) and the key."""
         sizes, rho = self._sizes or self._synthetic_sizes(now), self._params.rho
         if self._dtype != torch.float64:
             loss = self._loss if np.isfinite(self._loss) else 0.0
@@ -169,8 +169,8 @@ class Server:
     def _deltas(self, now: Stamp, silo: str, predictions: Predictions | Ratios) -> Keystream:
         """Return the keystream of a silo's deltas. Answers to different predictions never share deltas.
 
-        The same predictions in one take get the same answer in every attempt, as a silo is answered once in a take.
-        Ratios have new blinds in each attempt, so for them equal alphas decide.
+        A silo accepts one answer in a take, so the same predictions get the same answer in every attempt. Ratios have
+        new lambdas in each attempt, so there the same alphas get the same deltas.
         """
         seen = {"z": predictions.z} if isinstance(predictions, Predictions) else {}
         predicted = digest_of({**seen, "alpha": predictions.alpha})
@@ -181,7 +181,7 @@ class Server:
     ) -> Exchange[Exchanged | Aborted]:
         """Collect noisy predictions and answer with the softmax of the true ones, which a silo cannot form.
 
-        From blinded ratios the server forms none; the sizes of outputs are then the model's on synthetic inputs.
+        Blinded ratios show the server no outputs. It then takes their size from the model on synthetic inputs.
         """
         blinded, outputs, now = self._params.exchange == "ratios", len(key.parts), ask.stamp
 
@@ -223,8 +223,8 @@ class Server:
         stream = self._root.stream("synthetic inputs", now.run, now.round)
         rows = min(SYNTHETIC_ROWS, max(LEAST_ROWS, SYNTHETIC_NUMBERS // math.prod(self._sample_shape)))
         inputs, batches = self._synthetic_inputs(stream, rows), list[tuple[torch.Tensor, torch.Tensor]]()
-        # A copy, as a forward in train mode moves running statistics. It has a key like a round's, as the outputs of a
-        # normalisation may sum to 0 until they are scaled.
+        # A copy, because a forward in train mode moves running statistics. A key scales it as in a round, because the
+        # outputs of a normalisation may sum to 0 without scales.
         key, head = self._perturbation.draw_key(stream, offset_size=0.0), self._perturbation.plan.head
         noisy = self._perturbation.perturb(self._tensors, key, self._dtype)
         model = modules.with_tensors(self._model, noisy, self._dtype)
@@ -296,7 +296,7 @@ class Server:
         if frozen := [parameter for parameter in self._model.parameters() if not parameter.requires_grad]:
             facts["frozen"] = float(len(frozen))
         if self._params.exchange == "ratios":
-            facts["outputs"] = float(len(key.parts))  # two are hidden where more are not
+            facts["outputs"] = float(len(key.parts))  # ratios hide a softmax of two only
         released = self._perturbation.perturb(self._tensors, key, self._dtype)
         outcome = Outcome(
             parameters=modules.arrays(self._model, self._dtype),

@@ -1,18 +1,19 @@
 """The server's side of the exchange under cross-entropy: the softmax of the true outputs, from the noisy ones.
 
 A silo checks the answer (`check_answer`, `check_offset`). Its gradient is a sum over its rows, each weighted by its row
-of the answer, and the server reads the sum over silos. Three answers would let it read one row's features there:
+of the answer, and the server reads the sum over silos. Without checks, three kinds of answers would show it one row's
+features:
 
-- One row answered with 2^20 outweighs all others of all silos. So p is a softmax, and delta and xi are bounded.
-- In the paper's form psi and beta are sums of U y* k, and k = 0 takes all other rows out of them. So |delta| >= 1/2.
-- A row answered with its own one-hot label has no gradient. A server knows labels that its model predicts. So one
-  offset of the head must lead from all of a silo's predictions to their softmax: the server chooses m numbers for a
-  silo, and none for a row. In the paper's form with several parts a silo cannot compute the softmax row by row. There
-  y* cannot be one-hot, as |delta| >= 1/2.
+- One row answered with 2^20 outweighs all other rows of all silos. So p must be a softmax; delta and xi are bounded.
+- In the paper's form psi and beta are sums of U y* k, and rows with k = 0 are not in them. So |delta| is at least 1/2.
+- A row answered with its own one-hot label has no gradient, and a server knows the labels that its model predicts. So
+  one offset of the head must lead from all of a silo's predictions to their softmax. The server then chooses m numbers
+  per silo, and none per row. In the paper's form with several parts a silo cannot compute the softmax from one row.
+  There y* cannot be one-hot, because |delta| is at least 1/2.
 
 Who learns what: the server learns each sample's alpha and true outputs up to a constant, hence its softmax. A silo
-learns p in both forms. The cheaper form sends it. In the paper's form a row's sum_i p_i = 1 is one linear equation in
-the m secrets xi_s, so a batch of m rows gives them, and with them p, even though delta differs from row to row.
+learns p in both forms. With "probabilities" it receives p. In the paper's form a row's sum_i p_i = 1 is one linear
+equation in the m secrets xi_s. So a batch of m rows gives them and then p, although delta differs from row to row.
 """
 
 from collections.abc import Mapping
@@ -29,10 +30,10 @@ from moretta.secure_aggregation.keystream import Keystream
 
 Rows = NDArray[np.float64]
 
-ROUNDING = 1e-5  # by which the sum of a softmax of any precision may miss 1
+ROUNDING = 1e-5  # the most by which the sum of a softmax may differ from 1, in any dtype
 LEAST_K = -0.5 * np.expm1(-0.5)  # |delta| is at least 1/2, |xi| at most 2
 LARGEST_K = 2.0 * np.expm1(1.0)  # |1 - exp(delta)| is at most e - 1, |xi| at least 1/2
-TINY = 1e-300  # of a softmax, before the logarithm
+TINY = 1e-300  # smaller entries of a softmax count as 0
 
 
 @dataclass(frozen=True)
@@ -94,17 +95,17 @@ def draw_deltas(stream: Keystream, rows: int, parts: int) -> Rows:
 
 
 def check_answer(softmax: Softmax, variant: str) -> None:
-    """Refuse an answer that no softmax yields, in either form.
+    """Refuse an answer that follows from no softmax, in either form.
 
-    y has no negative entry. Its rows sum to 1, or in the paper's form to 1/e to e, as |delta| <= 1. |k| is from (1 -
-    exp(-1/2)) / 2 to 2 (e - 1). Each bound allows a rounding of 1e-5. A row's weight in a silo's gradient is then at
-    most e.
+    y has no negative entry. Its rows sum to 1, or in the paper's form to 1/e to e, because |delta| <= 1. |k| is from
+    (1 - exp(-1/2)) / 2 to 2 (e - 1). Each bound allows a rounding of 1e-5. So a row weighs at most e in a silo's
+    gradient.
 
     Args:
         variant: The silo's form, "probabilities" or "paper".
 
     Raises:
-        PeerError: The answer has the other form, or leaves one of these bounds.
+        PeerError: The answer has the other form, or is outside one of these bounds.
     """
     if (softmax.k.shape[1] > 0) != (variant == "paper"):
         raise PeerError(f'expected the answer of variant = "{variant}", got the other form of it')
@@ -130,12 +131,12 @@ def check_answer(softmax: Softmax, variant: str) -> None:
 def check_offset(softmax: Softmax, sent: Predictions, parts: NDArray[np.int64], direction: Rows) -> None:
     """Raise `moretta.errors.PeerError` unless one offset of the head leads from all predictions to their softmax.
 
-    In the paper's form with several parts p does not follow from a row. There each row's largest part must fit a delta
-    of at least 1/2 in size.
+    In the paper's form with several parts one row does not give p. There each row's largest part must fit a delta from
+    1/2 to 1 in size.
 
     Args:
-        softmax: An answer that `check_answer` lets pass.
-        sent: The predictions that it answers; with ratios, those that the silo kept to itself.
+        softmax: An answer that `check_answer` has accepted.
+        sent: The predictions that it answers; with ratios, the silo's own, which it did not send.
         parts: I_s of each output, int64[outputs].
         direction: r_a, float64[outputs].
     """
@@ -163,16 +164,16 @@ def check_offset(softmax: Softmax, sent: Predictions, parts: NDArray[np.int64], 
 
 
 def _offset(sent: Predictions, p: Rows, spread: Rows) -> Rows:
-    """Return the offset that leads from predictions to their softmax, float64[outputs]; of least norm if several do.
+    """Return the offset that leads from predictions to their softmax, float64[outputs]; of several the smallest.
 
-    z_i - log p_i = alpha r_i + a constant of the row, and r = gamma_s r_a on part s: gamma by least squares, over the
-    differences to the largest entry of each row. Entries of p that are 0 say nothing.
+    z_i - log p_i = alpha r_i + a constant of the row, and r = gamma_s r_a on part s. Least squares over the differences
+    to each row's largest entry give gamma. Entries of p that are 0 do not count.
     """
     rows, top, known = np.arange(len(p)), p.argmax(axis=1), p > TINY
     rest = sent.z - np.log(np.maximum(p, TINY))
     rest = np.where(known, rest - rest[rows, top][:, None], 0.0)
     weights, largest = known * sent.alpha[:, None], np.eye(p.shape[1])[top]
-    pairs, seen = largest.T @ weights**2, largest.T @ (weights * rest)  # by largest entry and other one
+    pairs, seen = largest.T @ weights**2, largest.T @ (weights * rest)  # by the largest entry and another
     normal = np.diag(pairs.sum(axis=0) + pairs.sum(axis=1)) - pairs - pairs.T
     target = spread @ (seen.sum(axis=0) - seen.sum(axis=1))
     return np.asarray(np.linalg.lstsq(spread @ normal @ spread.T, target, rcond=1e-14)[0] @ spread)

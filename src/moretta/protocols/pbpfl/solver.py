@@ -8,8 +8,8 @@ shuffle, ...) is followed exactly by running it on them. All other operations st
     log s_a = +- log s_b   and   channel a moves with channel b,
 
 kept in a signed union-find and an ordinary one. A sign conflict (s = 1/s) forces scale 1. Scales are positive, except
-those of `signs`, which are 1 or -1 and their own inverses. Only functions in `rules.SIGNED` pass these. `rules.py` and
-`layers.py` have the rules that state equalities.
+those of `signs`, which are 1 or -1 and their own inverses. Only functions in `rules.SIGNED` pass these on. The rules
+that state equalities are in `rules.py` and `layers.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 ANY = 1 << 52
-"""The number of an element that is zero by construction, such as padding: every scale and every channel fits it."""
+"""The number of an element that is always 0, such as padding: every scale and every channel fits it."""
 
 MOST_ELEMENTS = 1 << 18
 """A parameter with more elements gets no scale per element; linear layers and the like need none."""
@@ -59,7 +59,7 @@ class SignedUnion:
         return abs(self.find(variable)) in self._signs
 
     def force_signs(self, variables: Tensor, because: str) -> None:
-        """Set every variable in a tensor that may be -1 to 1."""
+        """Set to 1 every variable of a tensor that could be -1."""
         for variable in names_in(variables) if self._signs else ():
             if self.is_sign(variable):
                 self.force(variable, because)
@@ -75,7 +75,7 @@ class SignedUnion:
         return sign * node
 
     def value(self, variable: int) -> int:
-        """Return the root as `find` does, but 0 where it is forced."""
+        """Return the root as `find` does, but 0 if it is forced."""
         root = self.find(variable)
         return 0 if abs(root) in self._forced else root
 
@@ -143,7 +143,7 @@ class Channels(SignedUnion):
         return channels
 
     def tag(self, channels: Tensor, tags: Tensor) -> None:
-        """Keep apart channels with different tags; a channel that occurs more than once has its smallest tag."""
+        """Keep channels with different tags apart; a channel that occurs more than once gets its smallest tag."""
         self._events += 1
         smallest: dict[int, int] = {}
         for channel, tag in zip(channels.reshape(-1).tolist(), tags.reshape(-1).tolist(), strict=True):
@@ -190,11 +190,11 @@ class Ids:
         return Ids(torch.where(self.scale == ANY, self.scale, -self.scale), self.channel)
 
     def still(self) -> Ids:
-        """Return the same scales with no channel: for a term of R that must not move its axis a second time."""
+        """Return the same scales without channels, for a term of R whose axis another term moves already."""
         return Ids(self.scale, torch.zeros_like(self.channel))
 
     def along(self, axis: int, dimensions: int) -> Ids:
-        """Return one-dimensional ids along one axis of a tensor of `dimensions` axes, size 1 elsewhere."""
+        """Return one-dimensional ids along one axis of a tensor with `dimensions` axes; the others have size 1."""
         shape = [1] * dimensions
         shape[axis] = -1
         return self.map(lambda numbers: numbers.reshape(shape))
@@ -202,7 +202,7 @@ class Ids:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """A parameter, or a rearrangement of it: `elements` are the flat positions it shows, None for all in order."""
+    """A parameter, or a rearrangement of its elements: their flat positions, None for all in order."""
 
     name: str
     shape: torch.Size
@@ -218,10 +218,10 @@ class Stored:
     """The scale of one parameter or buffer: R = (scale of `out`) * (scale of `into`), element by element.
 
     Attributes:
-        out, into: None if not used yet. For a linear layer `out` varies along the rows, `into` (1 / s_in) along the
-            columns.
-        because: Why all of it has scale 1, if no scale's own reason explains it.
-        normed: Whether each row's size is divided out.
+        out, into: None before the first use. For a linear layer `out` varies along the rows, `into` (1 / s_in) along
+            the columns.
+        because: Why all of it has scale 1, if its scales have no reason of their own.
+        normed: Whether weight normalisation divides each row by its norm.
     """
 
     shape: torch.Size
@@ -247,7 +247,7 @@ class Solver:
         return Ids(self.scales.fresh(count), self.channels.fresh_blocks(count, blocks))
 
     def value(self, tensor: Tensor) -> Ids | View:
-        """Return the ids of a tensor; one unknown to all rules is a constant: scale 1, in its place."""
+        """Return the ids of a tensor; a tensor that no rule has seen is a constant: scale 1, in its place."""
         return self.values.get(id(tensor), constant(tensor.shape))
 
     def ids(self, tensor: Tensor) -> Ids:
@@ -303,7 +303,7 @@ class Solver:
     def merge(self, a: Ids, b: Ids, shape: Sequence[int]) -> Ids:
         """Return the ids of a sum of two tensors: scales are made equal, and channels move together.
 
-        A tensor without channels pins the other's along the axes on which it has a size.
+        If one tensor has no channels, the other's may not move along axes on which the first is longer than 1.
         """
         return Ids(self._equal(self.scales, a.scale, b.scale).expand(tuple(shape)), self.together(a, b, shape))
 
@@ -317,12 +317,12 @@ class Solver:
         return self._equal(self.channels, a.channel, b.channel).expand(tuple(shape))
 
     def hold(self, channels: Tensor, other: Sequence[int], shape: Sequence[int]) -> None:
-        """Let channels, broadcastable to `shape` like `other`, change places only at equal elements of `other`."""
+        """Let channels change places only at one element of a tensor of shape `other`; both broadcast to `shape`."""
         small = compress(channels.expand(tuple(shape)))
         index = torch.arange(prod(other)).reshape(tuple(other)).expand(tuple(shape))
         for axis, size in enumerate(small.shape):
             if size == 1 and index.shape[axis] > 1:
-                index = index.narrow(axis, 0, 1)  # the smallest that a channel meets, for indices rise along an axis
+                index = index.narrow(axis, 0, 1)  # the smallest that a channel meets, as indices ascend
         index = index.expand(small.shape)
         names = names_in(small)
         if len(names) > 1 and len(torch.unique(index)) >= len(names) and self._alone(small, index):
@@ -332,7 +332,7 @@ class Solver:
 
     @staticmethod
     def _alone(channels: Tensor, index: Tensor) -> bool:
-        """Whether every channel meets an element that no other one meets: then none can move."""
+        """Whether every channel meets its own element, which no other channel meets: then none can move."""
         pairs = torch.unique(torch.stack([channels.reshape(-1), index.reshape(-1)]), dim=1)
         return all(len(torch.unique(row)) == pairs.shape[1] for row in pairs)
 
@@ -345,11 +345,11 @@ class Solver:
         return any(self.scales.value(variable) for variable in names_in(ids.scale))
 
     def collapse(self, ids: Ids, keep: Sequence[int]) -> Ids:
-        """Make ids equal along all axes but `keep` and return them with size 1 there."""
+        """Make ids equal along all axes except `keep`, and return them with size 1 on those axes."""
         return Ids(self._collapse(self.scales, ids.scale, keep), self.collapse_channels(ids.channel, keep))
 
     def collapse_channels(self, channels: Tensor, keep: Sequence[int]) -> Tensor:
-        """Do for channels alone what `collapse` does."""
+        """Do what `collapse` does, for channels alone."""
         return self._collapse(self.channels, channels, keep)
 
     def equate_channels(self, a: Tensor, b: Tensor) -> Tensor:
@@ -374,7 +374,7 @@ class Solver:
         self.scales.force_all(ids.scale, because or f"{self.where} needs scale 1")
 
     def unsigned(self, tensor: Tensor) -> None:
-        """Set the scales of a tensor that may be -1 to 1."""
+        """Set to 1 every scale of a tensor that could be -1."""
         value = self.value(tensor)
         stored = None if isinstance(value, Ids) else self.stored[value.name]
         for ids in (value,) if isinstance(value, Ids) else (stored.out, stored.into) if stored else ():

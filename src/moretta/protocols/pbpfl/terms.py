@@ -7,21 +7,22 @@ With y^ = y + alpha r, alpha_n = sum_j h_nj (+ 1 if the head has a bias) and r =
     L = L^ - sum_s gamma_s S_s + |r|^2 beta,
     L^ = mean |e|^2 / 2,   S_s = mean(alpha (r_a . e)_s),   beta = mean(alpha^2 / 2).
 
-**Cross-entropy** (Lemma 5), after the server has returned the softmax p of the true outputs. With u the weighted
-targets, U their sum over outputs, and every scalar below a mean over D with its first factor held constant,
+**Cross-entropy** (Lemma 5), after the server has returned the softmax p of the true outputs. u are the weighted
+targets, and U is their sum over outputs. G, sigma, beta and psi are the gradients of scalars: sums over rows divided by
+D, in which the first factor is held constant.
 
     grad L = G - sum_s gamma_s sigma_s,   G: (U p - u) . y^,   sigma_s: (r_a . (U p - u))_s alpha.
 
 In the paper's form the server returns y* = p exp(-delta) and k = (1 - exp(delta)) / xi, so that p = y* - xi y~ with y~
-= y* k. G and sigma are then formed from y*, and two corrections per part undo the difference:
+= y* k. G and sigma are then formed from y* in place of p, and two corrections per part undo the difference:
 
     grad L = G - sum_s gamma_s sigma_s + sum_s gamma_s xi_s beta_s - sum_s xi_s psi_s,
     beta_s: U (r_a . y~)_s alpha,   psi_s: U y~_s . y^_s.
 
-Differs from the paper: its recovery prints two of these signs reversed by its brackets.
+Differs from the paper: there the brackets reverse two of these signs.
 
-So the true gradient is a combination of gradients of scalars that a silo can compute without gamma (and xi). They reach
-the trunk through h alone, and their cotangents d scalar / d h have a closed form.
+So the true gradient is a combination of gradients of scalars that a silo can compute without gamma (and xi). The
+scalars depend on the layers below the head through h alone, and their cotangents d scalar / d h have a closed form.
 """
 
 import math
@@ -39,12 +40,12 @@ def alpha_size(h: Tensor, *, bias: bool) -> float:
 
 
 def least_alpha(h: Tensor) -> float:
-    """Return the least size of alpha on which an offset may rest, from a head's inputs h, [B, H]."""
+    """Return the least size of alpha for which an offset may be chosen, from a head's inputs h, [B, H]."""
     return LEAST_ALPHA * math.sqrt(h.shape[1]) * float(h.double().square().mean().sqrt())
 
 
 def bounded_alpha(h: Tensor, *, bias: bool) -> float:
-    """Return the size of alpha on which an offset rests, from a head's inputs h, [B, H]; 1 if all are 0."""
+    """Return the size of alpha for which to choose an offset, from a head's inputs h, [B, H]; 1 if all are 0."""
     return max(alpha_size(h, bias=bias), least_alpha(h)) or 1.0
 
 
@@ -52,17 +53,16 @@ def bounded_alpha(h: Tensor, *, bias: bool) -> float:
 class Terms:
     """The terms of one batch of B rows.
 
-    Differs from the paper: the head's blocks of sigma are r_a (x) mean(alpha h) under the squared error, one vector for
-    all parts and outputs, and zero under cross-entropy; beta's are zero. So they are never uploaded whole.
+    Differs from the paper: gradients of sigma and beta at the head are never uploaded whole. Under the squared error
+    those of sigma are r_a (x) mean(alpha h), one vector for all parts and outputs. All others are zero.
 
     Attributes:
         prefixes: The names of the scalars whose gradients are uploaded.
-        cotangents: Of each, [scalars, B, inputs].
+        cotangents: d scalar / d h, [scalars, B, inputs].
         values: Scalars that are uploaded themselves, from which the server computes the true loss.
-        weight, bias: Gradients at the noisy head by prefix, [outputs, inputs] and [outputs]; "psi" has all parts in
-            one.
+        weight, bias: Gradients at the noisy head by prefix, [outputs, inputs] and [outputs]; "psi" joins all parts.
         alpha_h: For the squared error mean(alpha h), [inputs], then mean(alpha) if the head has a bias; else None.
-        beside: Cotangents of the outputs' addend, [scalars, B, outputs]; None without one.
+        beside: d scalar / d c for the addend c of the outputs, [scalars, B, outputs]; None without one.
     """
 
     prefixes: tuple[str, ...]
@@ -114,8 +114,8 @@ def squared_error(at: NoisyHead, targets: Tensor, weights: Tensor | None = None)
 
     Args:
         targets: [B, outputs].
-        weights: For masks each position's, the same for all its outputs, [B, outputs]: e becomes w e in all terms, and
-            beta has w alpha^2 / 2.
+        weights: For label masks, the weight w of each position, repeated for its outputs, [B, outputs]. All terms then
+            have w e in place of e, and beta has w alpha^2 / 2.
     """
     h, own, rows = at.h, at.alpha, len(at.h) // at.positions
     alpha, gaps = own, at.outputs - targets
@@ -125,7 +125,7 @@ def squared_error(at: NoisyHead, targets: Tensor, weights: Tensor | None = None)
     along = e @ at.spread.T  # (r_a . e)_s, [B, m]
     size, beta = (e * gaps).sum()[None] / 2, (alpha * own).sum()[None] / 2
     values = torch.cat([size, (own * along).sum(0), beta]) / rows
-    # S depends on h through alpha and through e alike.
+    # S depends on h through alpha and through e.
     of_sigma = along.T[:, :, None] + alpha * (at.spread @ at.weight)[:, None, :]
     cotangents = torch.cat([(e @ at.weight)[None], of_sigma, alpha.expand_as(h)[None]])
     alpha_h = (alpha * h).sum(0) / rows
@@ -142,7 +142,7 @@ def squared_error(at: NoisyHead, targets: Tensor, weights: Tensor | None = None)
 
 
 def cross_entropy(at: NoisyHead, u: Tensor, y: Tensor, k: Tensor, parts: Tensor) -> Terms:
-    """Return the terms of the cross-entropy; every mean is over the B rows, and the server divides by D / B.
+    """Return the terms of the cross-entropy as means over the B rows; the server divides by D / B.
 
     Args:
         u: Weighted targets, [B, outputs].

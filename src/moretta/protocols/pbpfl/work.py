@@ -1,7 +1,7 @@
 """A silo's computations: a forward pass to the noisy head, and the gradients of the scalars there.
 
 All silos of a round receive the same weights. So in a small chain of linear layers and ReLUs the batches of several
-silos pass each layer in one product, and only the gradients of weights are one product per silo.
+silos pass each layer in one product. Only the gradients of weights take one product per silo.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from moretta.protocols.pbpfl.messages import TrainOn
 from moretta.protocols.pbpfl.terms import NoisyHead, Terms
 
 Ends = tuple[Tensor, Tensor | None]
-"""The trunk's end: the head's inputs, and the addend of its outputs, as of `Head.run`."""
+"""The results of `Head.run`: the head's inputs, and the addend of its outputs."""
 
 
 class Trunk:
@@ -42,7 +42,7 @@ class Trunk:
     Args:
         model: In train mode, with the noisy parameters of the round.
         head: Its last linear layer; its parameters belong to the trunk only if another layer uses them too.
-        passes: If rows pass by parts, they do so twice: to the head, and again once the cotangents are known.
+        passes: If rows pass in parts, each part goes to the head twice, the second time when its cotangents are known.
     """
 
     def __init__(self, model: nn.Module, head: Head, passes: Passes = WHOLE) -> None:
@@ -90,7 +90,7 @@ class Trunk:
 
         Args:
             cotangents: d scalar / d h, [k, B, inputs]; for several silos [k, places, B, inputs].
-            places: Those of the silos with cotangents.
+            places: The places of the silos with cotangents among those of the last `forward`.
             beside: d scalar / d c, [k, B, outputs], if the outputs have an addend c.
 
         Returns:
@@ -167,7 +167,7 @@ def dense_layers(model: nn.Module, head: str) -> dict[str, nn.Linear] | None:
 
 @dataclass(frozen=True)
 class Forwarded:
-    """A batch at the noisy head. trunk: has the backward pass's inputs, of several silos if this one has a place."""
+    """A batch at the noisy head. trunk: does the backward pass. place: the silo's, if several went forward together."""
 
     at: NoisyHead
     targets: Tensor
@@ -178,14 +178,14 @@ class Forwarded:
 
 @dataclass(frozen=True)
 class TermGradients:
-    """A silo's terms; by name the trunk's gradients along the cotangents: a tensor each, or [scalars, *shape]."""
+    """A silo's terms, and the trunk's gradients along the cotangents by name: a tensor each, or [scalars, *shape]."""
 
     terms: Terms
     trunk: Mapping[str, Tensor | Sequence[Tensor]]
 
 
 class NoisyModel:
-    """A model with the noisy weights of each round. built: never written to; a copy runs."""
+    """A model that gets each round's noisy weights: copies of `built`, which is never written to."""
 
     def __init__(self, model: nn.Module, head: Head, rows: SiloRows) -> None:
         self.built, self.head, self.passes, self._frozen = model, head, rows.passes, rows.frozen
@@ -207,12 +207,12 @@ class NoisyModel:
 
     @cached_property
     def stacks(self) -> bool:
-        """Whether several silos' batches may go through it together."""
+        """Whether several silos' batches may go through the model together."""
         small = modules.size(self.built) <= LARGEST and not list(self.built.buffers())
         return small and self.passes == WHOLE and dense_layers(self.built, self.head.module) is not None
 
     def at_head(self, ask: TrainOn, model: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
-        """Load a round's weights; return the head's, int64[outputs] parts and the `terms.selector`."""
+        """Load a round's weights; return the head's weight, the parts, int64[outputs], and the `terms.selector`."""
         modules.load(model, self._frozen.beside(ask.parameters))
         weight = self.head.matrix(self.head.effective(model).detach())
         if len(ask.parts) != len(weight):

@@ -1,4 +1,4 @@
-"""The arrows of BAFFLE's figure; the answer to `Estimate` is an upload of the secure sum."""
+"""BAFFLE's messages (figure: `moretta.protocols.baffle`); the answer to `Estimate` is an upload of the secure sum."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -33,25 +33,26 @@ class Committed(Message):
 
 @message("baffle/reveal")
 class Reveal(Message):
-    """All roles have committed, the server too: reveal your contribution."""
+    """All roles, the server too, have committed: reveal your contribution."""
 
     commitments: Digests
 
 
 @message("baffle/revealed")
 class Revealed(Message):
-    """The contribution."""
+    """The silo's contribution to the seed."""
 
     contribution: Digest
 
 
 @message("baffle/agree")
 class Agree(Message):
-    """All contributions, from which the seed follows, and the trained model.
+    """All contributions, from which the seed follows, and the model to train.
 
     Attributes:
         layout: `moretta.protocols.baffle.silo.forward.Layout.digest`.
         graph: uint8[bytes], for a silo that runs ONNX.
+        graphs: The digests of all silos' graphs, by precision.
     """
 
     contributions: Digests
@@ -62,7 +63,7 @@ class Agree(Message):
 
 @message("baffle/agreed")
 class Agreed(Message):
-    """The silo has the same seed: a digest of it."""
+    """The digest of the seed that the silo derived."""
 
     digest: bytes
 
@@ -75,6 +76,7 @@ class Estimate(Message):
         parameters: The trained tensors as one flat array (`moretta.protocols.baffle.silo.forward.Layout`).
         parameter_hash: Of the model's layout and the parameters (`moretta.protocols.baffle.silo.seeds.parameter_hash`).
         k: K, from 2 to 2^16 - 1.
+        encoding: Fraction bits by the names of the uploads.
     """
 
     parameters: Annotated[Array, shaped(1, "float32", "float64")]
