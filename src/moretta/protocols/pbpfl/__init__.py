@@ -37,8 +37,8 @@ constant, hence its softmax. The printed exchange of ratios hides the softmax on
 
 A silo learns the noisy model, and the common mean and deviation of standardised columns. Parameters that have a free
 scale (`scales`; some models have none) are obfuscated, not encrypted. Hidden layers are known up to the network's own
-scaling and permutation symmetry, so the function of the trunk is plain. The head's offset has m unknowns, which a silo
-with labels fits by least squares. The released model is the true function. Under cross-entropy a silo learns its
+scaling and permutation symmetry, so a silo has their function. The head's offset has m unknowns, which a silo with
+labels fits by least squares. The released model is the true function. Under cross-entropy a silo learns its
 samples' true softmax. It receives the softmax itself; or in the paper's form m rows, each with sum_i p_i = 1, give the
 m unknown xi_s. One sample's softmax then gives r_i - r_j. As r_a is public, that is all of r if m is below the number
 of outputs. In a run of two silos each knows its own half of every step, and only the perturbation hides the other's

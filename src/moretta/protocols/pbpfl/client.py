@@ -105,7 +105,7 @@ class Client:
         if self._root is None:
             self._waiting = waiting()
             return result
-        # Other outputs have other lambdas, even under one stamp. Otherwise a difference of ratios would have none.
+        # Other outputs have other lambdas, even under one stamp. Otherwise differences of answers would have none.
         stamp, seen = ask.stamp, digest_of({"z": result.z})
         stream = self._root.stream("lambda", stamp.run, *stamp.drawn, "attempt", stamp.attempt, seen)
         sent, lambdas = ratios.blinded(stamp, result.z, result.alpha, stream)

@@ -17,7 +17,7 @@ from moretta.protocols.pbpfl.solver import ANY, Ids, Solver, View, compress, con
 
 
 def _views(solver: Solver, *tensors: Tensor | None) -> list[View | None] | None:
-    """Return the parameters' views, None for an absent parameter. Return None if one is computed from others."""
+    """Return the parameters' views, None for absent ones; None for all if one is computed from others."""
     views = [None if tensor is None else solver.value(tensor) for tensor in tensors]
     return None if any(isinstance(view, Ids) for view in views) else views  # type: ignore[return-value]
 

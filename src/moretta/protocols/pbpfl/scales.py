@@ -248,7 +248,7 @@ class ScalePlan:
 
 
 def _refuse_frozen_head(model: nn.Module, head: Head) -> None:
-    """Raise UnsupportedModel if part of the head is untrained, because its gradient reveals the others' offset."""
+    """Raise UnsupportedModel if part of the head is frozen, because silos hold frozen parts without the offset."""
     parts = dict(model.named_parameters())
     whole = (head.weight, head.bias, head.magnitude)
     frozen = [name for name in whole if name in parts and not parts[name].requires_grad]

@@ -84,7 +84,7 @@ def _rows(tensor: Tensor, generator: torch.Generator) -> Tensor:
     """Return at least four rows, random ones in place of constant ones.
 
     Batch normalisation over fewer rows is too ill-conditioned to compare gradients. Four or more rows stay as they are:
-    they may be packed arrays, and a factor would break their masks and lengths. Others keep signs and zeros.
+    they may be packed arrays, whose masks and lengths factors would break. Fewer are repeated, times random factors.
     """
     repeats = -(-ROWS // max(len(tensor), 1))
     rows = torch.cat([tensor.roll(turn, tensor.dim() - 1) for turn in range(repeats)])

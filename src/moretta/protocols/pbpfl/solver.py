@@ -317,7 +317,7 @@ class Solver:
         return self._equal(self.channels, a.channel, b.channel).expand(tuple(shape))
 
     def hold(self, channels: Tensor, other: Sequence[int], shape: Sequence[int]) -> None:
-        """Let channels change places only at one element of a tensor of shape `other`; both broadcast to `shape`."""
+        """Let channels change places only if they meet the same elements of another tensor, of shape `other`."""
         small = compress(channels.expand(tuple(shape)))
         index = torch.arange(prod(other)).reshape(tuple(other)).expand(tuple(shape))
         for axis, size in enumerate(small.shape):

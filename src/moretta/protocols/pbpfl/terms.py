@@ -7,9 +7,9 @@ With y^ = y + alpha r, alpha_n = sum_j h_nj (+ 1 if the head has a bias) and r =
     L = L^ - sum_s gamma_s S_s + |r|^2 beta,
     L^ = mean |e|^2 / 2,   S_s = mean(alpha (r_a . e)_s),   beta = mean(alpha^2 / 2).
 
-**Cross-entropy** (Lemma 5), after the server has returned the softmax p of the true outputs. u are the weighted
-targets, and U is their sum over outputs. G, sigma, beta and psi are the gradients of scalars: sums over rows divided by
-D, in which the first factor is held constant.
+**Cross-entropy** (Lemma 5), after the server has returned the softmax p of the true outputs. u has the weighted
+targets, and U is their sum over outputs. G, sigma, beta and psi are gradients of the scalars behind their colons. These
+are sums over rows divided by D, with the first factor held constant.
 
     grad L = G - sum_s gamma_s sigma_s,   G: (U p - u) . y^,   sigma_s: (r_a . (U p - u))_s alpha.
 
