@@ -43,6 +43,7 @@ from moretta.protocols.common.roles import Roles
 DELTA = (0.1, 0.3)
 JOINT = grid([9, 5, 12], [4, 1, 3], holders=[1, 0, 2], order=[3, 0, 7, 5, 2, 6, 1, 4])
 INDEPENDENT = grid([9, 5, 12], [4, 1, 3], joint=False, order=[3, 0, 7, 5, 2, 6, 1, 4])
+SHUFFLED = [INDEPENDENT[n] for n in (7, 0, 5, 8, 3, 1, 2, 6, 4)]
 ROWS = grid([9, 5, 12, 1], [6])
 
 AUTHORS = {"hidden_bias": "shared", "batches": "in-order", "weight_decay": 0.1}
@@ -63,6 +64,7 @@ CASES: dict[str, tuple[list[Silo], dict[str, Any], dict[str, Any]]] = {
     "one row": (grid([9], [4, 2, 3], holders=2), {}, {}),
     "one row, standardised": (grid([9], [4, 2, 3], holders=2), {}, {"standardise": True}),
     "independent": (INDEPENDENT, {"vertical": "independent"}, {}),
+    "independent, silos in any order": (SHUFFLED, {"vertical": "independent"}, {"batch_size": 5}),
     "independent, a batch": (INDEPENDENT, {"vertical": "independent"}, {"batch_size": 5}),
     "independent, standardised": (INDEPENDENT, {"vertical": "independent"}, {"standardise": True}),
     "independent, one row": (grid([9], [4, 2], joint=False), {"vertical": "independent"}, {"standardise": True}),
@@ -147,7 +149,7 @@ def grids(draw: st.DrawFn) -> tuple[list[Silo], dict[str, Any], dict[str, Any]]:
     joint = draw(st.booleans())
     holders = draw(st.lists(st.integers(0, len(columns) - 1), min_size=len(rows), max_size=len(rows)))
     order = draw(st.permutations(range(sum(columns))))
-    silos = grid(rows, columns, joint=joint, holders=holders, order=order)
+    silos = draw(st.permutations(grid(rows, columns, joint=joint, holders=holders, order=order)))
     protocol = {"vertical": "joint" if joint else "independent"}
     rest = {"batch_size": draw(st.sampled_from([0, 1, 3])), "standardise": draw(st.booleans())}
     return silos, protocol, rest

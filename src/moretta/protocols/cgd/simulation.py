@@ -164,8 +164,9 @@ class Simulation:
     def _readers(self) -> list[Mapping[str, tuple[str, ...]]]:
         if self._params.vertical == "joint":
             return [self._grid.rows]
-        groups = self._grid.column_groups.values()
-        return [{self._grid.parts[name].row: (name,) for name in names} for names in groups]
+        place = {row: number for number, row in enumerate(self._grid.rows)}  # of its rows of data and counts
+        rows = [{self._grid.parts[name].row: (name,) for name in names} for names in self._grid.column_groups.values()]
+        return [dict(sorted(readers.items(), key=lambda reader: place[reader[0]])) for readers in rows]
 
     def _prepared(self, readers: Mapping[str, tuple[str, ...]]) -> _Models:
         layers, columns = self._layers, self._columns(next(iter(readers.values())))
