@@ -231,6 +231,14 @@ def test_networks_without_biases_and_of_one_layer(vertical: str, loss: str) -> N
         assert apart(found["in-process"], found["fused"]) < 1e-9
 
 
+def test_samples_of_two_dimensions_are_standardised_alike() -> None:
+    """The simulation ended with a ValueError: it had flattened them before it looked for their columns."""
+    silos = [dataclasses.replace(silo, x=silo.x.reshape(-1, 2, 3)) for silo in grid([9, 5, 12], [6])]
+    found = by_all(silos, {}, {"model": nn.Sequential(nn.Flatten(), *network(6)), "standardise": True})
+    assert apart(found["exact-ring"], found["fused"]) < 1e-9
+    assert apart(found["in-process"], found["fused"]) < 1e-9
+
+
 @pytest.mark.parametrize("rows", [1, 20])
 @pytest.mark.parametrize("case", ["joint", "joint, a batch", "independent"])
 def test_blocks_of_any_length_come_to_the_same(case: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:

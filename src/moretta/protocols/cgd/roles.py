@@ -201,9 +201,9 @@ def _simulation(protocol: CGD, setting: Setting) -> Roles:
     if protocol.align:
         setting = replace(setting, silos=_aligned(protocol, setting.silos, grid))
     x, y, counts = common.whole_rows(setting)
-    x = loaded(x).reshape(len(x), -1)
+    x = loaded(x)
     preparation = fitted_alone(x, setting.columns, y if setting.scaled_targets else None)
-    rows = prepared(x, preparation, setting.dtype), torch.from_numpy(preparation.scaled(y)), counts
+    rows = prepared(x, preparation, setting.dtype).flatten(1), torch.from_numpy(preparation.scaled(y)), counts
     simulation = Simulation(protocol, setting.spec, setting.model, grid, *rows)
     return Roles(simulation, {}, lambda: preparation, "none", (), 0, simulation.models, simulation.displaced)
 
