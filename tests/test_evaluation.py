@@ -18,7 +18,7 @@ from moretta import CGD, FedSGD
 from moretta.data.tables.preparation import Preparation
 from moretta.errors import ParameterError
 from moretta.protocols.common.modules import CHUNK, outputs_of
-from moretta.protocols.common.targets import probabilities
+from moretta.protocols.common.targets import predicted, probabilities
 from moretta.run.evaluation import Evaluator, evaluate, largest_relative_difference, slices
 
 
@@ -145,7 +145,7 @@ def test_probabilities_are_judged_by_brier_and_calibration(loss: str, outputs: i
     metrics = evaluate(Known(), said, y, loss, "classification")["metrics"]
     chances = probabilities(said.numpy(), loss)
     assert metrics["brier"] == pytest.approx(brier_score_loss(y, chances, scale_by_half=False), rel=1e-12)
-    sure, right = chances.max(axis=1), chances.argmax(axis=1) == y
+    sure, right = chances.max(axis=1), predicted(said.numpy()) == y
     error = 0.0
     for low in np.arange(10) / 10:
         inside = (sure >= low) & ((sure < low + 0.1) | (low == 0.9))

@@ -123,7 +123,7 @@ def figures_of_classes(
     brier, bins = None, None
     if np.isfinite(outputs).all():
         chances = probabilities(outputs, loss)
-        bins = reliability(chances, classes)
+        bins = reliability(chances, chosen == classes)
         brier = float(np.square(chances - np.eye(count)[classes]).sum(axis=1).mean())
     ranks = ranked(rankings(outputs, classes, loss), np.ones((1, len(classes))))
     metrics = {name: float(value[0]) for name, value in ranks.items()} | ({} if brier is None else {"brier": brier})

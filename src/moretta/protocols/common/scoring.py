@@ -178,9 +178,10 @@ class HeldOut:
         if not np.isfinite(outputs).all():
             raise RowsError("the outputs on the rows held back are not all finite; nothing was sent")
         classes, chances = targets.classes_of(self.y), targets.probabilities(outputs, self.loss)
-        bins = targets.reliability(chances, classes, digits=2)
+        chosen = targets.predicted(outputs)
+        bins = targets.reliability(chances, chosen == classes, digits=2)
         bins[1] = np.rint(100 * bins[1])
-        counts = targets.confusion(targets.predicted(outputs), classes, chances.shape[1])
+        counts = targets.confusion(chosen, classes, chances.shape[1])
         made = {CONFUSION: counts, RELIABILITY: bins}
         return {_tensor(name): statistics.to_limbs(table.ravel().tolist()) for name, table in made.items()}
 

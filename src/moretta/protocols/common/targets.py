@@ -175,18 +175,19 @@ def confusion(chosen: NDArray[np.int64], classes: NDArray[np.int64], count: int)
 
 
 def reliability(
-    chances: NDArray[np.float64], classes: NDArray[np.int64], *, digits: int | None = None
+    chances: NDArray[np.float64], right: NDArray[np.bool_], *, digits: int | None = None
 ) -> NDArray[np.float64]:
     """Return a reliability table, float64[3, bins]: a bin's rows, the sum of their probabilities, its correct rows.
 
-    The 10 equal bins are of the likeliest class's probability.
+    The 10 equal bins are of the predicted class's probability, which is the highest.
 
     Args:
         chances: [rows, classes].
-        classes: The true ones, int64[rows].
+        right: Whether each row is predicted correctly. Chances do not show it: under the squared error several classes
+            may be clipped to one probability.
         digits: Decimals to which that probability is rounded; None leaves it.
     """
-    sure, right = chances.max(axis=1), chances.argmax(axis=1) == classes
+    sure = chances.max(axis=1)
     sure = sure if digits is None else np.round(sure, digits)
     bins = np.minimum((sure * BINS).astype(np.int64), BINS - 1)
     return np.stack([np.bincount(bins, of, BINS) for of in (np.ones(len(sure)), sure, right)])
