@@ -67,6 +67,18 @@ def test_numbers_come_as_they_are() -> None:
     assert result.test["metrics"]["worst_error"] == pytest.approx(error)
 
 
+def mae(outputs: Tensor, targets: Tensor) -> Tensor:
+    return 1000 * (outputs - targets).abs().mean()
+
+
+def test_a_name_of_ours_gets_no_interval_of_ours() -> None:
+    held = [Silo(one.name, one.x, one.x[:, :3].astype(np.float32)) for one in silos()]
+    settings: dict[str, Any] = {"silos": held, "protocol": FedSGD(), "test": (held[0].x, held[0].y)}
+    result = federation(**settings, metrics=[mae]).train(1, progress=False)
+    assert result.test["metrics"]["mae"] > 100
+    assert set(result.test["intervals"]) == {"mse"}
+
+
 def test_of_models_a_silo_it_is_the_mean_or_the_worst_models() -> None:
     protocol = CGD(loss="cross-entropy", delta=0.1)
     result = federation(protocol=protocol, metrics=[recall_of_two]).train(2, progress=False)

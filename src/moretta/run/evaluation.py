@@ -163,7 +163,7 @@ class Evaluator:
         sure = {
             n: [figure["low"], figure["high"]]
             for n, figure in judgement["figures"].items()
-            if n in figures and "low" in figure
+            if n in figures and "low" in figure and n not in map(name_of, self._own)  # such as a `mae` in other units
         }
         own = {"units": judgement["units"], "intervals": sure}
         own |= {} if y.ndim == 3 else {"baseline": judgement["baseline"]}
