@@ -296,6 +296,26 @@ def test_a_model_that_computes_with_numbers_is_read_again() -> None:
         torch.testing.assert_close(found(x), WithNumbers()(x))
 
 
+class Counting(torch.nn.Linear):
+    """A model that counts its calls in a buffer of the outputs' shape."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.register_buffer("calls", torch.zeros(1, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+def test_a_model_that_changes_a_buffer_is_read_again_with_its_outputs() -> None:
+    """PyTorch exports the changed buffer as a result before the outputs."""
+    model = Counting()
+    tensors = {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
+    found, x = Graph.read(written(model, (3,), torch.float32), tensors), torch.randn(1, 3)
+    torch.testing.assert_close(found(x), model(x))
+
+
 def fresh(saved: Path) -> tuple[Any, list[np.ndarray], list[np.ndarray]]:
     """Return a model of the folder, two inputs of equal length, and what is predicted of each."""
     model = moretta.load(saved)

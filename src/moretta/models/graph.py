@@ -181,6 +181,7 @@ def _described(program: torch.export.ExportedProgram, model: nn.Module) -> tuple
         for name, tensor in state.items()
     }
     sources = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs}
+    results = [spec.kind.name for spec in program.graph_signature.output_specs]  # changed buffers come first
     places: dict[torch.fx.Node, Any] = {}
     nodes, constants, output = list[dict[str, Any]](), dict[str, Tensor](), None
     for node in program.graph.nodes:
@@ -194,7 +195,7 @@ def _described(program: torch.export.ExportedProgram, model: nn.Module) -> tuple
                 name = str(len(constants))
                 constants[name], places[node] = program.constants[target].detach().clone(), {"constant": name}
         elif node.op == "output":
-            output = _plain(node.args[0][0], places)
+            output = _plain(node.args[0][results.index("USER_OUTPUT")], places)
         elif node.op != "call_function":
             raise ParameterError(f"`{node.name}` is no operation of PyTorch")
         elif not any(name in str(node.target) for name in CHECKS):
