@@ -23,6 +23,7 @@ from moretta.data.settings import Data
 from moretta.engines.run_folder import read_json, read_model
 from moretta.errors import ParameterError, RowsError
 from moretta.protocols.common.targets import probabilities
+from moretta.run.export import export
 from moretta.run.prediction import predict
 from moretta.run.trained_model import ModelChoice, load
 
@@ -326,6 +327,11 @@ def test_tokens_stay_whole_numbers(train: Train) -> None:
     tensors = {name: torch.tensor(array) for name, array in read_model(run, "model.safetensors").items()}
     expected = tensors["0.weight"][words].flatten(1) @ tensors["2.weight"].T + tensors["2.bias"]
     assert outputs(run, "words.npz", allow_code=True) == pytest.approx(expected.numpy(), abs=1e-6)
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    export(run, Path("words.onnx"), ModelChoice(allow_code=True))
+    (found,) = runtime.InferenceSession("words.onnx").run(None, {"x": words})
+    assert found == pytest.approx(expected.numpy(), abs=1e-6)
     np.savez("floats.npz", x=words.astype(np.float32))
     with pytest.raises(ParameterError, match="save numbers as floats, and tokens as the integers"):
         outputs(run, "floats.npz", allow_code=True)

@@ -120,7 +120,8 @@ def _onnx(model: TrainedModel, inputs: str) -> bytes:
     _check_extras()
     module: nn.Module = Prepared(model.network, model.preparation, model.may_lack, model.expansion)
     shape = model.shape if model.expansion is None else (len(model.expansion.features),)
-    rows = torch.zeros(2, *shape, dtype=model.dtype if model.expansion is None else torch.float32)
+    dtype = torch.int64 if model.integers else model.dtype if model.expansion is None else torch.float32
+    rows = torch.zeros(2, *shape, dtype=dtype)
     if model.mask:
         module = nn.Sequential(module, nn.Unflatten(1, (*model.mask, model.count // math.prod(model.mask))))
     dimension = {0: torch.export.Dim("rows")}
