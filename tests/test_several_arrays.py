@@ -365,6 +365,28 @@ def test_new_rows_are_predicted_alike_by_the_shell_python_and_onnx(nets: Any, tm
     np.testing.assert_allclose(session.run(["outputs"], x)[0], found, rtol=0, atol=1e-6)
 
 
+class Aged(nn.Module):
+    """Takes one number a row beside a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, age: Tensor, table: Tensor) -> Tensor:
+        outputs: Tensor = self.head(torch.cat([age[:, None], table], 1))
+        return outputs
+
+
+def test_one_number_a_row_is_an_array_of_the_module_too() -> None:
+    random = np.random.default_rng(0)
+    x = {"age": random.normal(size=20).astype(np.float32), "table": random.normal(size=(20, 2)).astype(np.float32)}
+    given = [Silo(name, x, np.arange(20) % 2) for name in "ab"]
+    result = made(Aged(), given, FedSGD(loss="cross-entropy")).train(1, progress=False)
+    with torch.no_grad():
+        outputs = result.raw_model()(**tensors(x))
+    np.testing.assert_allclose(torch.softmax(outputs, 1), result.predict_proba(x), atol=1e-6)
+
+
 BAD_FILES: list[tuple[Arrays, str]] = [
     ({"mask": None}, "x: array `mask` is missing; expected ids, mask, table"),
     ({"ids": np.zeros((4, LENGTH))}, "x: array `ids` holds numbers, expected integers"),

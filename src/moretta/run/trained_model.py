@@ -122,7 +122,7 @@ class TrainedModel(nn.Module):
             if not isinstance(array, Tensor):
                 raise ParameterError(f"expected a tensor; got {kind_of(array)}: pass it to predict or predict_proba")
         if self.layout is not None or x is None:  # packed as at the silos
-            x = torch.cat([array.flatten(1).float() for _, array in sorted(arrays.items())], dim=1)
+            x = torch.cat([array.reshape(len(array), -1).float() for _, array in sorted(arrays.items())], dim=1)
         if self.expand is not None and self._is_coded(x.shape):
             x = self.expand(x.double())
         if x.shape[1:] != self.shape:
