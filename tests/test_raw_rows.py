@@ -19,7 +19,7 @@ from test_cli import Called, call
 from torch import nn
 
 import moretta
-from moretta import PBPFL, Federation, Silo
+from moretta import PBPFL, Federation, FedSGD, Silo
 from moretta.config import run_files
 from moretta.data.tables import schema as schemas
 from moretta.data.tables.rows import read_table
@@ -363,6 +363,17 @@ def test_a_run_from_python_predicts_by_the_shell(
     with torch.no_grad():
         ours = result.released(torch.tensor(fresh.x)).numpy()
     assert np.abs(np.load("out.npy") - ours).max() < 1e-6
+
+
+def test_columns_that_no_prediction_reads_may_be_anything() -> None:
+    hours = np.arange(20).astype("timedelta64[h]")
+    columns = {"age": np.arange(20.0), "stay": hours, "outcome": ["no", "yes"] * 10}
+    kinds = {"age": {"kind": "number"}, "stay": {"kind": "drop"}}
+    schema = schemas.of({"columns": kinds | {"outcome": {"kind": "target", "classes": ["no", "yes"]}}})
+    rows = read_table(columns, schema)
+    silos = [Silo(name, rows.x, rows.y) for name in ("north", "south")]
+    result = Federation(nn.Linear(1, 2), silos, FedSGD(loss="cross-entropy"), table=schema).train(1)
+    assert (result.predict(columns) == result.predict(rows.x)).all()
 
 
 # -- What sites and silos have -----------------------------------------------------------------------------------------

@@ -301,7 +301,9 @@ class TrainedModel(nn.Module):
             return self.layout.pack(arrays, "x")
         framed = is_frame(x)
         if self.table is not None and self.table.features and (framed or isinstance(x, Mapping)):
-            return encode(as_columns(x, "x", self.form), self.table, "x", self.form, labelled=False, training=False).x
+            unread = [name for name, column in self.table.columns.items() if column.kind in ("drop", "target")]
+            columns = as_columns(x, "x", self.form, unread)
+            return encode(columns, self.table, "x", self.form, labelled=False, training=False).x
         if isinstance(x, Mapping):
             x = python_rows.of_columns({name: x[name] for name in self._own_columns(tuple(x))}, "x")
         elif framed:
