@@ -365,6 +365,27 @@ def test_a_run_from_python_predicts_by_the_shell(
     assert np.abs(np.load("out.npy") - ours).max() < 1e-6
 
 
+@pytest.mark.parametrize("wards", [["A"], ["A", "B"]])
+def test_coded_rows_are_expanded_though_a_category_has_one_word(wards: list[str]) -> None:
+    """With one word each, rows have as many columns coded as expanded: its place is 0, and its column is of ones."""
+    columns = {"age": np.arange(20.0), "ward": [*wards * 20][:20], "outcome": ["no", "yes"] * 10}
+    kinds = {"age": {"kind": "number"}, "ward": {"kind": "category", "categories": wards}}
+    schema = schemas.of({"columns": kinds | {"outcome": {"kind": "target", "classes": ["no", "yes"]}}})
+    rows = read_table(columns, schema)
+    silos = [Silo(name, rows.x, rows.y) for name in ("north", "south")]
+    model = nn.Linear(rows.x.shape[1], 2)
+    result = Federation(model, silos, FedSGD(loss="cross-entropy"), standardise=True, table=schema).train(2)
+    expected = result.predict_proba(columns)
+    with torch.no_grad():
+        for one in (rows.x, rows.coded):
+            assert np.abs(result.predict_proba(one) - expected).max() < 1e-6
+            outputs = result.raw_model()(torch.tensor(one))
+            assert np.abs(torch.softmax(outputs, 1).numpy() - expected).max() < 1e-6
+    impossible = np.array([[3.0, 0.5]], np.float32)
+    with pytest.raises(ParameterError, match="ward=A"):
+        result.predict(impossible)
+
+
 def test_columns_that_no_prediction_reads_may_be_anything() -> None:
     hours = np.arange(20).astype("timedelta64[h]")
     columns = {"age": np.arange(20.0), "stay": hours, "outcome": ["no", "yes"] * 10}

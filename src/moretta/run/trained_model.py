@@ -27,7 +27,7 @@ from moretta.data.references import OWN_CODE, is_reference
 from moretta.data.rows import as_features, as_positions, as_targets, check_finite
 from moretta.data.tables import schema
 from moretta.data.tables.files import NUMBER, Format, as_columns, check_dense, check_order, is_frame
-from moretta.data.tables.preparation import Expansion, Preparation
+from moretta.data.tables.preparation import ONE_OF, Expansion, Preparation
 from moretta.data.tables.rows import encode, expansion_of
 from moretta.data.tables.schema import Schema
 from moretta.engines.files import check_unused, make_folder, read_file, write_atomically
@@ -123,7 +123,7 @@ class TrainedModel(nn.Module):
                 raise ParameterError(f"expected a tensor; got {kind_of(array)}: pass it to predict or predict_proba")
         if self.layout is not None or x is None:  # packed as at the silos
             x = torch.cat([array.reshape(len(array), -1).float() for _, array in sorted(arrays.items())], dim=1)
-        if self.expand is not None and self._is_coded(x.shape):
+        if self.expand is not None and self._is_coded(x):
             x = self.expand(x.double())
         if x.shape[1:] != self.shape:
             raise ParameterError(f"expected rows of shape {list(self.shape)}, got {list(x.shape[1:])}")
@@ -285,9 +285,12 @@ class TrainedModel(nn.Module):
         """Return bytes of images as fractions of 255, and anything else unchanged."""
         return scaled(x) if self.image is not None and x.dtype == np.uint8 else x
 
-    def _is_coded(self, shape: Sequence[int]) -> bool:
+    def _is_coded(self, x: Tensor | Array) -> bool:
         """Return whether rows are a table's coded ones, not yet expanded."""
-        return self.expansion is not None and tuple(shape[1:]) == (len(self.expansion.features),) != self.shape
+        if self.expansion is None or tuple(x.shape[1:]) != (len(self.expansion.features),):
+            return False
+        words = np.flatnonzero(self.expansion.kinds == ONE_OF)  # with one word each: 0 if coded, 1 if expanded
+        return tuple(x.shape[1:]) != self.shape or (len(words) > 0 and bool((x[:, words] != 1).any()))
 
     def _rows(self, x: Any) -> Array:
         """Return rows in a silo's form: numbers, NaN for an absent value."""
@@ -313,7 +316,10 @@ class TrainedModel(nn.Module):
         rows = as_features(self.pixels(plain), "x")
         if rows.dtype.kind == "i" and not self.integers:  # floats that happen to have no fraction
             rows = rows.astype(np.float32)
-        return self.expansion.apply(rows) if self.expansion is not None and self._is_coded(rows.shape) else rows
+        if self.expansion is None or not self._is_coded(rows):
+            return rows
+        expanded: Array = Expanded(self.expansion)(torch.from_numpy(rows).double()).float().numpy()
+        return expanded
 
     def _own_columns(self, names: Sequence[str]) -> Sequence[str]:
         """Return the run's columns. Raises ParameterError if it had no names of columns, or one is missing."""
