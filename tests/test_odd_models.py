@@ -318,6 +318,13 @@ def test_test_rows_that_were_trained_on_are_said(known: int, said: bool) -> None
     assert (sentence in " ".join(result.record["warnings"])) == said
 
 
+def test_test_rows_that_were_trained_on_are_said_however_their_array_is_laid_out() -> None:
+    x, y = np.random.default_rng(0).normal(size=(20, 30)).astype(np.float32), np.arange(20) % 2
+    silos = [Silo(name, np.asfortranarray(x[part]), y[part]) for name, part in (("a", slice(10)), ("b", slice(10, 20)))]
+    result = Federation(nn.Linear(30, 2), silos, KINDS["FedSGD"], test=(x, y)).train(1, progress=False)
+    assert "20 of 20 test rows are among the training rows" in " ".join(result.record["warnings"])
+
+
 def test_rows_that_nothing_scores_are_said() -> None:
     held = [Silo(name, *rows(0), held_out=rows(1)) for name in "abc"]
     said = "silo `a`: nothing scores its rows of held_out, and nothing trains on them"

@@ -463,7 +463,8 @@ def _known(x: NDArray[np.generic], silos: Sequence[Silo]) -> int:
     if len(parts) < 2 or sum(part.size for part in parts) > MOST_COMPARED:
         return 0
     weights = np.random.default_rng(0).normal(size=x[0].size)  # rows with equal sums are equal
-    first, *others = (np.nansum(part.reshape(len(part), -1) * weights, axis=1) for part in parts)
+    flat = (np.ascontiguousarray(part).reshape(len(part), -1) for part in parts)  # as the order of a sum rounds it
+    first, *others = (np.nansum(part * weights, axis=1) for part in flat)
     return int(np.isin(first, np.concatenate(others)).sum())
 
 
