@@ -325,6 +325,16 @@ def test_test_rows_that_were_trained_on_are_said_however_their_array_is_laid_out
     assert "20 of 20 test rows are among the training rows" in " ".join(result.record["warnings"])
 
 
+@pytest.mark.parametrize("tags", [3, 5])
+def test_outputs_of_as_many_classes_as_positions_are_said(tags: int) -> None:
+    words = np.random.default_rng(0).integers(0, 9, (12, 5))
+    silos = [Silo(name, words, words % tags) for name in "ab"]
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, tags))
+    result = Federation(model, silos, KINDS["FedSGD"]).train(1, progress=False)
+    said = "the model's outputs are [rows, 5, 5] for masks of 5 positions, so classes are taken to be on the first"
+    assert (said in " ".join(result.record["warnings"])) == (tags == 5)
+
+
 def test_rows_that_nothing_scores_are_said() -> None:
     held = [Silo(name, *rows(0), held_out=rows(1)) for name in "abc"]
     said = "silo `a`: nothing scores its rows of held_out, and nothing trains on them"

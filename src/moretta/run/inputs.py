@@ -415,9 +415,14 @@ DARK = 0.02  # of the range of pixels; images without a pixel above it are nearl
 
 
 def doubts(
-    spec: Specification, model: nn.Module, silos: Sequence[Silo], test: LabelledRows | None = None
+    spec: Specification, model: nn.Module, silos: Sequence[Silo], count: int, test: LabelledRows | None = None
 ) -> Iterator[str]:
-    """Yield sentences on possible mistakes of a model and local rows that do not prevent a run. test: rows, if any."""
+    """Yield sentences on possible mistakes of a model and local rows that do not prevent a run.
+
+    Args:
+        count: The number of the model's outputs.
+        test: Rows, if any.
+    """
     if test is not None and (known := _known(test[0], silos)) > len(test[0]) / 2:
         yield (
             f"{known} of {len(test[0])} test rows are among the training rows of the silos, so their scores do not "
@@ -426,6 +431,12 @@ def doubts(
     targets = [silo.y for silo in silos if len(silo.y)]
     if targets and not any(silo.remote for silo in silos) and all((y == targets[0][0]).all() for y in targets):
         yield "all rows have the same target, so that there is nothing to learn; look at the target's column"
+    hook = hooks.hook_of(model)
+    if hook is not None and len(hook.mask) == 1 and count == (size := hook.mask[0]) ** 2:
+        yield (
+            f"the model's outputs are [rows, {size}, {size}] for masks of {size} positions, so classes are taken to be "
+            "on the first of these axes; if positions are on it, return outputs.transpose(1, 2)"
+        )
     outputs, alone = _outputs(model, silos)
     rounding = 0.01 * float(outputs.abs().max()) if outputs.numel() else 0.0
     if math.isfinite(rounding) and not torch.allclose(outputs[: len(alone)], alone, atol=rounding):

@@ -318,7 +318,7 @@ class Session:
             parameters=modules.size(self._of.model),
             scheme=self._players.scheme,
             has_test_rows=self._of.test is not None,
-            doubts=list(doubts(self._of.spec, self._of.model, self._of.silos, self._of.test)),
+            doubts=list(doubts(self._of.spec, self._of.model, self._of.silos, self._of.outputs, self._of.test)),
             run=self._place.run,
             sessions=self._place.session + 1,
             history=self._history,
