@@ -316,6 +316,27 @@ def test_a_model_that_changes_a_buffer_is_read_again_with_its_outputs() -> None:
     torch.testing.assert_close(found(x), model(x))
 
 
+@pytest.mark.parametrize("name", ["outputs", "request", "read"])
+def test_a_layer_may_have_the_name_of_a_method_of_graphs(name: str) -> None:
+    class Named(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_module(name, torch.nn.Linear(3, 2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            outputs: torch.Tensor = self.get_submodule(name)(x)
+            return outputs
+
+    model, x = Named(), torch.randn(4, 3)
+    tensors = {key: tensor.numpy().copy() for key, tensor in model.state_dict().items()}
+    file = written(model, (3,), torch.float32)
+    for kind in (Graph, ForeignGraph):
+        found = kind.read(file, tensors)
+        assert set(found.state_dict()) == set(tensors)
+        with torch.no_grad():
+            torch.testing.assert_close(found(x), model(x))
+
+
 def fresh(saved: Path) -> tuple[Any, list[np.ndarray], list[np.ndarray]]:
     """Return a model of the folder, two inputs of equal length, and what is predicted of each."""
     model = moretta.load(saved)

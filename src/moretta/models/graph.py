@@ -240,24 +240,24 @@ def _name(target: Any) -> str:
 
 
 def _get(module: nn.Module, name: str) -> Tensor:
-    home, _, own = name.rpartition(".")
-    attribute = getattr(module.get_submodule(home), own)
-    if not isinstance(attribute, Tensor):
+    *homes, own = name.split(".")
+    for home in homes:
+        module = module._modules[home] or nn.Module()
+    tensor = module._parameters.get(own, module._buffers.get(own))
+    if tensor is None:
         raise KeyError(name)
-    return attribute
+    return tensor
 
 
 def _put(module: nn.Module, name: str, value: Tensor) -> None:
-    """Register a tensor under a dotted name; missing submodules are made."""
+    """Keep a tensor under a dotted name, which may be that of a method; missing submodules are made."""
     *homes, own = name.split(".")
     for home in homes:
-        if home not in module._modules:
-            module.add_module(home, nn.Module())
-        module = module.get_submodule(home)
+        module = module._modules.setdefault(home, nn.Module()) or nn.Module()
     if isinstance(value, nn.Parameter):
-        module.register_parameter(own, value)
+        module._parameters[own] = value
     else:
-        module.register_buffer(own, value)
+        module._buffers[own] = value
 
 
 @contextlib.contextmanager
