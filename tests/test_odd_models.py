@@ -282,6 +282,27 @@ def test_outputs_that_change_with_the_rows_beside_them_are_said(layer: Any, loss
     assert "change with the rows beside it, or each time" in warnings_of(model, FedSGD(loss=loss))
 
 
+class Words(nn.Module):
+    """Attends among the words of a row, or by PyTorch's default among the rows of a batch."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(9, 8), nn.Linear(8, 2)
+        self.attention = nn.TransformerEncoderLayer(8, 2, 16, batch_first=batch_first)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.attention(self.words(ids)).mean(1))
+        return outputs
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_words_that_attend_to_other_rows_are_said(several: bool) -> None:
+    change = lambda x: {"ids": np.abs(x).astype(np.int64)} if several else np.abs(x).astype(np.int64)  # noqa: E731
+    for batch_first in (False, True):
+        said = warnings_of(Words(batch_first), KINDS["FedSGD"], change)
+        assert ("change with the rows beside it" in said) != batch_first
+
+
 @pytest.mark.parametrize("layer", sorted({*LAYERS} - {"batch norm without statistics", "detaches"}))
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
 def test_other_models_give_a_row_the_same_outputs_beside_any(layer: str) -> None:

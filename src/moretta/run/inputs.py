@@ -485,13 +485,13 @@ def _outputs(model: nn.Module, silos: Sequence[Silo]) -> tuple[torch.Tensor, tor
     Both have no rows if the model refuses such rows.
     """
     outputs = alone = torch.zeros(0, 1)
-    if silos[0].x.dtype.kind in "iu":
-        return outputs, alone
-    generator = torch.Generator().manual_seed(0)
+    generator, layout = torch.Generator().manual_seed(0), silos[0].layout
     rows = 100 * torch.randn(16, *row_shape(silos), generator=generator, dtype=torch.float64)
+    rows = rows if layout is None else torch.from_numpy(layout.plausible(rows.numpy()))
     own = copied(model).cpu()
+    rows = (rows > 0).long() if silos[0].x.dtype.kind in "iu" else rows.to(dtype_of(own))  # any vocabulary has 0 and 1
     with suppress(Exception), torch.random.fork_rng(devices=()):  # a user's model may refuse such rows
-        outputs = modules.outputs_of(own, rows.to(dtype_of(own)))
+        outputs = modules.outputs_of(own, rows)
         alone = torch.full_like(outputs[:2], torch.nan)
-        alone = modules.outputs_of(own, rows[:2].to(dtype_of(own)), 1)
+        alone = modules.outputs_of(own, rows[:2], 1)
     return outputs, alone
