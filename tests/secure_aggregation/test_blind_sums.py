@@ -21,7 +21,7 @@ from moretta.secure_aggregation.cohort import Rules
 from moretta.secure_aggregation.encoding import CHUNK, MOST_WEIGHT, Ring
 from moretta.secure_aggregation.keyed_sums import Aggregator
 from moretta.secure_aggregation.keystream import Keystream, SecretRoot, derive
-from moretta.secure_aggregation.masks import PRIME, TAG, blind_key, label_of, read, tag_of, tag_shape, tag_words
+from moretta.secure_aggregation.masks import PRIME, TAG, blind_key, label_of, read, tag_in, tag_of, tag_shape, tag_words
 from moretta.secure_aggregation.schemes import aggregator, contributor
 from moretta.secure_aggregation.sums import Query, Relayed, Sum
 from moretta.secure_aggregation.unmasking import Unmask
@@ -241,7 +241,7 @@ def test_no_sum_that_a_relay_moved_is_read(
     entry = wrong[name] = wrong[name].copy()
     entry.reshape(-1)[-1] += np.asarray(change << up if way[1] == 64 else change, entry.dtype)
     if name != TAG:
-        wrong[TAG] = wrong[TAG] + tag_words(ring, guess % PRIME)
+        wrong[TAG] = wrong[TAG] + tag_words(ring, guess % PRIME, guess.to_bytes(32, "little"))
     weight = wrong.pop("weight")
     assert read_by(cohort["s0"], Relayed(wrong, weight, total.silos), encoding) is None
     assert read_by(cohort["s0"], total, encoding) is not None
@@ -263,9 +263,22 @@ def test_a_tag_is_the_sum_of_products_in_whole_numbers(bits: int) -> None:
         assert tag_of(KEY, label, sum(weights), {"x": integers.view(ring.dtype), TAG: np.zeros(1)}) == exact
     parts = [tag_of(KEY, label, weight, {"x": x.view(ring.dtype)}) for weight, x in ((3, one), (2**31, other))]
     assert sum(parts) % PRIME == exact
-    largest = tag_words(ring, PRIME - 1)
-    assert largest.shape == tag_shape(ring)
-    assert sum(int(word) << bits // 2 * i for i, word in enumerate(largest)) == PRIME - 1
+    for secret in (bytes(32), bytes([255]) * 32):
+        largest = tag_words(ring, PRIME - 1, secret)
+        assert largest.shape == tag_shape(ring)
+        assert int(largest.max()) < 2 ** (bits // 2)
+        assert tag_in(ring, largest, 1) == PRIME - 1
+        assert tag_in(ring, largest + largest, 2) == 2 * (PRIME - 1) % PRIME
+    with pytest.raises(PeerError):
+        tag_in(ring, largest + largest, 1)  # words that one silo's cannot be
+
+
+def test_a_tag_travels_in_other_words_each_time() -> None:
+    """So what a sum of half words carries over does not depend on the silos' tags."""
+    ring = Ring(64)
+    sent = [tag_words(ring, 5, secret).tolist() for secret in (bytes(32), bytes([1]) * 32, bytes([2]) * 32)]
+    assert sent[0] == [5, 0, 0, 0, 0]
+    assert all(len(set(words)) == 3 for words in zip(*sent, strict=True))
 
 
 def broken(total: Relayed, encoding: dict[str, int]) -> Iterator[tuple[str, Relayed, dict[str, int]]]:
@@ -388,6 +401,14 @@ def test_a_second_upload_under_one_stamp_is_refused(
 
 
 @each_way
+def test_no_tensor_has_the_name_of_the_tag(scheme: str, bits: int) -> None:
+    server = agreed(members(scheme, bits), scheme, bits)
+    for blinded in (True, False):
+        with pytest.raises(MisuseError, match="`blind tag` is reserved"):
+            server.want({"w": (1,), TAG: (1,)}, {"w": 1.0, TAG: 1.0}, 9, blinded=blinded)
+
+
+@each_way
 @pytest.mark.parametrize(("key", "blinded"), [(KEY, False), (None, True)])
 def test_a_relay_cannot_drop_the_tag_or_have_one_in_the_open(
     scheme: str, bits: int, key: bytes | None, blinded: bool
@@ -404,6 +425,8 @@ def test_in_the_clear_there_is_nothing_to_hide_in() -> None:
     silo, server = contributor("none", "a"), aggregator("none")
     play(server.setup(NOW, ["a", "b"]), {})
     wanted = server.want({"w": (1,)}, {"w": 1.0}, 2)
+    with pytest.raises(MisuseError, match='scheme = "none" sums in the clear'):
+        server.want({"w": (1,)}, {"w": 1.0}, 2, blinded=True)
     with pytest.raises(MisuseError, match='scheme = "none" sums in the clear'):
         silo.upload(NOW, {"w": np.ones(1)}, 1, {}, KEY, asked=ASKED)
     with pytest.raises(MisuseError, match='scheme = "none" sums in the clear'):

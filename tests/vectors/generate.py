@@ -351,7 +351,7 @@ def sum_vectors() -> dict[str, Any]:
             for uploads in [Uploads(Pairs(STAMP, ROOTS), DATA, bits)]
         ],
         "dropout": _dropout(),
-        "blinded": [_blinded(Uploads(Pairs(STAMP, ROOTS), DATA, bits, tag)) for bits, tag in ((32, 6), (64, 3))],
+        "blinded": [_blinded(Uploads(Pairs(STAMP, ROOTS), DATA, bits, tag)) for bits, tag in ((32, 10), (64, 5))],
     }
 
 
@@ -369,7 +369,11 @@ def _blinded(uploads: Uploads) -> dict[str, Any]:
         name: sum(c * (x - 2**bits if i and x >= 2 ** (bits - 1) else x) for i, (c, x) in enumerate(pairs)) % PRIME
         for name, pairs in ((name, list(zip(factors, uploads.plain(name), strict=True))) for name in names)
     }
-    tag = [sum(own >> half * i & 2**half - 1 for own in tags.values()) for i in range(-(-89 // half))]
+    sent = {
+        name: tags[name] + PRIME * int.from_bytes(hkdf(root, purpose("tag", *uploads.label, 0))[:8], "little")
+        for name, root in uploads.pairs.roots.items()
+    }
+    tag = [sum(own >> half * i & 2**half - 1 for own in sent.values()) for i in range(160 // half)]
     blinded = [*total[:3], *tag, *total[3:]]  # weight, b, tag, w
     for key in keys.values():
         stream = words(keystream(key, len(blinded) * bits // 8), bits)

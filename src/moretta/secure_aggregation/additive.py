@@ -41,7 +41,6 @@ Differs from the paper: shares pass through the server, sealed, as silos have no
 means pseudorandom, by AES-128 in counter mode.
 """
 
-import os
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -139,9 +138,7 @@ def _split(part: Summand) -> tuple[SealedShares, Answer]:
     if part.blinds:
         add_masks(rest, part.blinds)
     for holder, seed in part.agreement.seeds.items():
-        key = os.urandom(32)
-        if (root := part.origin.insecure) is not None:
-            key = root.derive("additive share", *part.label, holder, part.origin.session)
+        key = part.origin.key("additive share", *part.label, holder)
         share = Keystream(key).integers(rest.size, 8 * rest.itemsize)
         np.subtract(rest, share, out=rest)
         content = share.astype(share.dtype.newbyteorder("<"), copy=False).view(np.uint8).data

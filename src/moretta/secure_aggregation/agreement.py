@@ -16,7 +16,6 @@ the roster's digest, run id, set-up and name. Silos refuse a server's own key in
 another roster, and name the advert's silo. Without a roster silos trust the received keys.
 """
 
-import os
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -168,13 +167,11 @@ class Offer:
         self._setup, self._me, credentials = setup, me, origin.credentials
         self._roster = None if credentials is None else credentials.roster
         check_run(self._roster, setup.run)
-        private = os.urandom(32)
-        if origin.insecure is not None:
-            about = setup.run, setup.round, setup.attempt, me, origin.session
-            private = origin.insecure.derive("key agreement", *about)
+        private = origin.key("key agreement", setup.run, setup.round, setup.attempt, me)
         self._private = X25519PrivateKey.from_private_bytes(private)
         self.public_key = self._private.public_key().public_bytes_raw()
-        self._part = graph.draw_part(setup, me, origin.insecure, origin.session) if commits else b""
+        about = setup.run, setup.round, setup.attempt, setup.take, me
+        self._part = origin.key("graph part", *about) if commits else b""
         self.commitment = graph.commitment(setup, me, self._part) if commits else b""
         self._shown: graph.CommittedKeys | None = None  # the keys for which the part was revealed
         self.signature = b""

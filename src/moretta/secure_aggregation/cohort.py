@@ -7,6 +7,7 @@ label: with another graph, threshold or key there is no common mask.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -155,6 +156,10 @@ class Origin:
     credentials: Credentials | None = None
     insecure: SecretRoot | None = None
     session: int = 0
+
+    def key(self, *purpose: int | str | bytes) -> bytes:
+        """Return 32 secret bytes for one purpose, used once: from the operating system, or the insecure root."""
+        return os.urandom(32) if self.insecure is None else self.insecure.derive(*purpose, self.session)
 
 
 _neighbourhoods = lru_cache(maxsize=4)(graph.neighbourhoods)  # the same for all silos of a process

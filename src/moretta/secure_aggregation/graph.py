@@ -52,7 +52,6 @@ its own once all have committed to their keys. Here all know one graph, to which
 import hashlib
 import hmac
 import math
-import os
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -63,7 +62,7 @@ from typing import Annotated
 from moretta.contract.messages import Digest, Digests, Message, Stamp, length, message
 from moretta.errors import ParameterError, PeerError
 from moretta.secure_aggregation.identity import Signature, Signatures, check_keys, check_public_key
-from moretta.secure_aggregation.keystream import Keystream, SecretRoot, derive, encode_purpose
+from moretta.secure_aggregation.keystream import Keystream, derive, encode_purpose
 
 PART_BYTES = 32
 
@@ -112,13 +111,6 @@ class GraphParts(Message):
 
 
 MESSAGES = (AdvertiseCommitted, CommittedAdvert, CommittedKeys, GraphPart, GraphParts)
-
-
-def draw_part(setup: Stamp, me: str, insecure: SecretRoot | None, session: int) -> bytes:
-    """Return s_k from the operating system, or from the insecure root that a test gives."""
-    if insecure is None:
-        return os.urandom(PART_BYTES)
-    return insecure.derive("graph part", setup.run, setup.round, setup.attempt, setup.take, me, session)
 
 
 def commitment(setup: Stamp, silo: str, part: bytes) -> bytes:

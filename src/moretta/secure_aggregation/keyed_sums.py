@@ -214,13 +214,15 @@ class KeyedContributor:
             PeerError: As `check`; or the encoding has a narrower range (`moretta.secure_aggregation.encoding.Range`) or
                 other tensors.
             SumSpent: The silo has helped to open another sum of this round.
-            MisuseError: No set-up came before; the stamp and name were uploaded before; or the scheme of a blind has no
-                ring.
+            MisuseError: No set-up came before; the stamp and name were uploaded before; the scheme of a blind has no
+                ring; or noise is to be removed from a blinded upload.
             ParameterError: The weight is not from 1 to the encoding's total, or additive shares have 2 GiB or more.
         """
         agreement, labels = self._keys.agreed
         self.check(stamp, asked)
         self._range.check(self._ring, encoding, len(agreement.cohort.names), least, once=bool(asked.once))
+        if blind is not None and noise is not None:
+            raise MisuseError("noise of a blinded upload cannot be removed: its tag is of all of it")
         if blind is not None:
             tensors = {**tensors, TAG: np.zeros(tag_shape(self._ring))}
         whole, words = encode(self._ring, tensors, weight, encoding, len(agreement.cohort.names))
@@ -233,7 +235,8 @@ class KeyedContributor:
         blinds = list[Mask]()
         if blind is not None:
             blinds = [(True, blind_key(blind, label, self._name))]
-            words[TAG][:] = tag_words(self._ring, tag_of(blind, label, weight, words))
+            tag = tag_of(blind, label, weight, words)
+            words[TAG][:] = tag_words(self._ring, tag, (origin or self._origin).key("tag", *label))
         encoded = whole[:1].reshape(()), words, public, hidden
         origin = origin or self._origin
         part = Summand(stamp, agreement, label, asked, *encoded, blinds, self._helped, origin, noise)
@@ -313,6 +316,8 @@ class KeyedAggregator:
             RangeError: The ring has no headroom for a tensor; the message names tensor and range.
             ParameterError: Additive shares would have 2 GiB or more.
         """
+        if TAG in shapes:
+            raise MisuseError(f"`{TAG}` is reserved; expected another name of a tensor")
         if blinded:
             shapes = {**shapes, TAG: tag_shape(self._ring)}
             limits = {**limits, TAG: max(limits.values())}

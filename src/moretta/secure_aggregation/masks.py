@@ -13,8 +13,10 @@ malleable. So each silo also uploads a tag of its integers x, from keystreams of
 
 x are the weight and the entries before masks, as signed integers, whose sum does not wrap (`encoding`). So the tags'
 sum is the tag of the sum. A change e != 0 of the sum has |e_j| < 2^65 < p, so it passes for one value of c_j at most:
-with a chance of 2^-64, whatever is added to the tag. The tag is masked and blinded like the other tensors, so no role
-sees one silo's. A member of the sum knows c, and can change it.
+with a chance of 2^-64, whatever is added to the tag. A member of the sum knows c, and can change it.
+
+The tag is masked and blinded like the other tensors, so no role sees one silo's. It travels as t + r p in half words, r
+of 64 random bits. So neither their sums, nor what a relay learns by moving them until members refuse, depend on t.
 """
 
 import hashlib
@@ -37,11 +39,14 @@ Mask = tuple[bool, bytes]
 """Whether a mask is added (or subtracted), and the secret key of its keystream."""
 
 ZEROS = bytes(8 * CHUNK)  # also the number of mask bytes that are expanded at once
+BLOCK = 4  # multiple of those bytes of an upload that stays in the cache until all masks are added
+
 TAG = "blind tag"
 """The tensor of blinded sums that has the tag; no other may have this name."""
 
 PRIME = 2**89 - 1
-BLOCK = 4  # multiple of those bytes of an upload that stays in the cache until all masks are added
+TAG_BITS = 160  # of t + r p
+CHANGED = "the sum is not that of its silos' uploads: its relay, or a silo, did not follow the protocol"
 
 
 def label_of(
@@ -89,7 +94,7 @@ def blind_key(secret: bytes, label: Label, silo: str) -> bytes:
 
 def tag_shape(ring: Ring) -> tuple[int]:
     """Return the shape of `TAG`: half words of the ring, so that the sum of a cohort's does not wrap."""
-    return (-(-PRIME.bit_length() // (ring.bits // 2)),)
+    return (TAG_BITS // (ring.bits // 2),)
 
 
 def tag_of(secret: bytes, label: Label, weight: int, tensors: Mapping[str, Words]) -> int:
@@ -109,10 +114,18 @@ def tag_of(secret: bytes, label: Label, weight: int, tensors: Mapping[str, Words
     return total % PRIME
 
 
-def tag_words(ring: Ring, tag: int) -> Words:
-    """Return a tag as `TAG`, its lowest half word first."""
+def tag_words(ring: Ring, tag: int, secret: bytes) -> Words:
+    """Return a tag as `TAG`, its lowest half word first. secret: 32 bytes of the silo's, used once."""
+    half, sent = ring.bits // 2, tag + PRIME * int.from_bytes(secret[:8], "little")
+    return np.array([sent >> half * i & (1 << half) - 1 for i in range(*tag_shape(ring))], dtype=ring.dtype)
+
+
+def tag_in(ring: Ring, words: Words | None, silos: int) -> int:
+    """Return the tag of a sum of `TAG`. Raises `moretta.errors.PeerError` for what so many silos' cannot be."""
     half = ring.bits // 2
-    return np.array([tag >> half * i & (1 << half) - 1 for i in range(*tag_shape(ring))], dtype=ring.dtype)
+    if words is None or words.shape != tag_shape(ring) or any(int(word) > silos * ((1 << half) - 1) for word in words):
+        raise PeerError(CHANGED)
+    return sum(int(word) << half * i for i, word in enumerate(words)) % PRIME
 
 
 def add_masks(words: Words, masks: Sequence[Mask]) -> None:
@@ -192,13 +205,9 @@ def read(
         words[...] = relayed.tensors[name]
     if blind is not None:
         add_masks(whole[public_weights:], [(False, blind_key(blind, label, silo)) for silo in relayed.silos])
-        tag, half = tensors.pop(TAG, whole[:0]), ring.bits // 2
-        total = sum(int(word) << half * i for i, word in enumerate(tag)) if tag.shape == tag_shape(ring) else -1
-        if total % PRIME != tag_of(blind, label, int(weight), tensors) or total < 0:
-            raise PeerError(
-                "the sum is not that of its silos' uploads: the role that relays it, or a silo, did not follow the "
-                "protocol"
-            )
+        tag = tag_in(ring, tensors.pop(TAG, None), len(relayed.silos))
+        if tag != tag_of(blind, label, int(weight), tensors):
+            raise PeerError(CHANGED)
     elif TAG in tensors:
         raise PeerError("expected a sum that is not blinded")
     request = Wanted(shapes_of(tensors), encoding, encoding[MOST_WEIGHT])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,14 @@ from moretta.engines.in_process import InProcess
 from moretta.engines.run_folder import RunFolder
 from moretta.errors import MisuseError, PeerError, RunFailed, SumSpent
 from moretta.protocols.cgd.client import Client, _displacement_after
-from moretta.protocols.cgd.group_keys import NAME, GroupKeys, Membership, at
+from moretta.protocols.cgd.group_keys import NAME, GroupKeys, Membership, at, group_of
 from moretta.protocols.cgd.messages import (
     Backward,
     CatchUp,
     Contribute,
     Descend,
     DescribeRows,
+    Done,
     DrawKey,
     Forward,
     GroupKey,
@@ -45,7 +46,8 @@ from moretta.protocols.common.silo_rows import Begin
 from moretta.protocols.registry import build
 from moretta.secure_aggregation.agreement import PeerKeys
 from moretta.secure_aggregation.encoding import Ring
-from moretta.secure_aggregation.masks import add_masks
+from moretta.secure_aggregation.masks import TAG, add_masks
+from moretta.secure_aggregation.pairwise import MaskedUpload
 from moretta.secure_aggregation.unmasking import SelfMaskShares, Unmask
 
 SILOS = grid([6, 4, 7], [3, 2])
@@ -78,8 +80,8 @@ def played(rounds: int, protocol: CGD | None = None) -> dict[str, Client]:
     return clients
 
 
-def of(protocol: CGD, rounds: int) -> Roles:
-    return build(make(SILOS, protocol, insecure_secret_seed=None)._setting(SEED, rounds))
+def of(protocol: CGD, rounds: int, silos: Sequence[Any] | None = None) -> Roles:
+    return build(make(silos or SILOS, protocol, insecure_secret_seed=None)._setting(SEED, rounds))
 
 
 def corrupted(outsider: Client) -> GroupKeys:
@@ -430,6 +432,60 @@ def test_a_round_is_played_again_while_nothing_can_have_been_opened(silos: list[
     owners = [silo.row or silo.name for silo in silos if silo.holds_labels]
     models, _ = oracle(found.starts, silos, [0.5] * 4, absent=[(2, owner, "") for owner in owners[:2]])
     assert all(furthest(found.models[owner], models[owner]) < 1e-9 for owner in models)
+
+
+def spoiling(client: Client, group: str, rounds: Sequence[int], chosen: float | None = None) -> None:
+    """Have a member add one to its upload's tag in these rounds, say that it stepped, and hold a D of its choice."""
+    honest = client.answer
+
+    def answer(message: Message) -> Message:
+        spoilt = message.stamp.round in rounds and group_of(message.stamp) == group
+        if isinstance(message, Descend) and spoilt and chosen is None:
+            return Done(stamp=message.stamp)
+        if isinstance(message, Descend) and spoilt:
+            client.displacement[FIRST] = np.full_like(client.displacement[FIRST], chosen)
+            client._steps[group] = message.stamp.round
+            return Done(stamp=message.stamp)
+        reply = honest(message)
+        if isinstance(message, Contribute) and spoilt:
+            assert isinstance(reply, MaskedUpload)
+            reply = dataclasses.replace(reply, tensors={**reply.tensors, TAG: reply.tensors[TAG] + np.uint64(1)})
+        return reply
+
+    client.answer = answer  # type: ignore[method-assign]
+
+
+@pytest.mark.usefixtures("quiet")
+def test_no_member_that_spoils_a_sum_gives_the_others_its_displacement() -> None:
+    """The relay is honest. A false tag makes all others refuse; the one that says it stepped was not to be believed."""
+    made = of(CGD(delta=(0.1, 0.3)), 4, grid([6, 4, 7, 5, 6, 4], [3, 2]))
+    clients = participants(made)
+    group = clients[VICTIM]._position.groups["columns-2"]
+    liar = next(name for name in group.members if name != VICTIM)
+    spoiling(clients[liar], "columns-2", [2], 123.0)
+    engine = InProcess(made.clients, Codec(made.messages), strict=True)
+    driver = Driver(made.server, list(clients), "run", engine, made.least)
+    left_out = [end.report.figures["groups_left_out"] for end in driver.rounds(1, 4)]
+    assert left_out[1] == 1.0
+    honest = [clients[name].displacement[FIRST] for name in group.members if name != liar]
+    assert all(np.abs(d).max() < 10 and (d == honest[0]).all() for d in honest)
+    assert {clients[name]._steps["columns-2"] for name in group.members} == {4}
+    assert (clients[liar].displacement[FIRST] == honest[0]).all()  # it took theirs, after the next step
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_run_whose_sums_are_never_read_says_why() -> None:
+    """In the one group of a split by rows, a member with a false tag in each round."""
+    made = of(CGD(delta=0.2), 5, grid([6, 4, 7], [5]))
+    clients = participants(made)
+    first, *_ = clients
+    spoiling(clients[first], "all", range(1, 6))
+    engine = InProcess(made.clients, Codec(made.messages), strict=True)
+    driver = Driver(made.server, list(clients), "run", engine, made.least)
+    with pytest.raises(
+        RunFailed, match=r"round 3: in the last 2 rounds no group's sum .*the sum is not that of its silos"
+    ):
+        list(driver.rounds(1, 5))
 
 
 # After a restart.

@@ -21,6 +21,7 @@ class CatchingUp:
         self._behind: dict[str, set[str]] = {}  # by group, the members without the step of its last sum
         self._last = dict.fromkeys(groups, 0)  # by group, the last round whose step a member reported
         self._summed = dict.fromkeys(groups, 0)  # by group, the round of its last sum
+        self._known = False  # whether that is what this role distributed, or what members reported first
 
     @property
     def late(self) -> set[str]:
@@ -36,8 +37,15 @@ class CatchingUp:
         self._summed[group] = self._last[group] = number
         self._behind[group] |= set(asked) - set(stepped)
 
+    def alone(self, group: str, stepped: Iterable[str]) -> None:
+        """Record members that say they stepped by a sum that most refused: their D may differ until the next step."""
+        self._behind[group] |= set(stepped) & set(self._groups[group].members)
+
     def locate(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
-        """Ask all how many rounds' sums they have stepped by; those behind get D from the others.
+        """Ask all how many rounds' sums they have stepped by; those with another number get D from the others.
+
+        The last sum is the one that this role distributed. It takes the members' word once, as a relay that
+        replaces another may have to: otherwise one member could say that it is ahead, and give the others its D.
 
         Raises:
             RunFailed: All that have stepped by a group's last sum are missing.
@@ -48,13 +56,16 @@ class CatchingUp:
         steps: Mapping[str, Here] = replies.answers
         for name, group in self._groups.items():
             far = {member: steps[member].steps[name] for member in group.members if member in steps}
-            last = self._last[name] = max(*far.values(), self._summed[name])
-            self._behind[name] = {member for member, number in far.items() if number < last}
+            alone = len(group.members) == 1  # it steps by its own gradient, without a sum
+            by_report = alone or not self._known
+            last = self._last[name] = max(far.values(), default=0) if by_report else self._summed[name]
+            self._behind[name] = {member for member, number in far.items() if number != last}
             if far and len(self._behind[name]) == len(far):
                 raise RunFailed(
                     f"round {now.round}: all members of group `{name}` that stepped by the sum of round {last} are "
                     "missing, and the others need D from one of them: bring one back"
                 )
+        self._summed, self._known = dict(self._last), True
         yield from self._bring_up(now, cohort)
         return None
 
@@ -66,7 +77,7 @@ class CatchingUp:
         replies = yield from self._whereabouts(now, late)
         for name, behind in self._behind.items():
             heard = behind & replies.answers.keys()
-            behind -= {member for member in heard if replies.answers[member].steps[name] >= self._last[name]}
+            behind -= {member for member in heard if replies.answers[member].steps[name] == self._last[name]}
         yield from self._bring_up(now, cohort)
 
     def _whereabouts(self, now: Stamp, of: Sequence[str]) -> Exchange[Replies]:
@@ -105,3 +116,4 @@ class CatchingUp:
     def restore(self, state: State) -> None:
         """Restore what `state` returned."""
         self._summed = {name: int(state[f"summed/{name}"]) for name in self._groups}
+        self._known = True

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -123,7 +122,8 @@ class GroupKeys:
             )
         self._check_maker(stamp, self._me, present)
         if group_of(stamp) not in self._keys:
-            self._keys[group_of(stamp)] = self._fresh(stamp)
+            about = stamp.run, stamp.round, stamp.attempt, stamp.take
+            self._keys[group_of(stamp)] = self._set_up.origin.key("group key", *about)
         key = self._keys[group_of(stamp)]
         return {
             name: _sealed(self._seed(name), key, *_purpose(stamp, "group key", self._me, name)) for name in present[1:]
@@ -208,12 +208,6 @@ class GroupKeys:
                 f"expected `{present[0]}` to draw the key of group `{group_of(stamp)}`, the first of its members that "
                 f"agreed on seeds; got `{maker:.64}`"
             )
-
-    def _fresh(self, stamp: Stamp) -> bytes:
-        origin = self._set_up.origin
-        if origin.insecure is None:
-            return os.urandom(KEY_BYTES)
-        return origin.insecure.derive("group key", stamp.run, stamp.round, stamp.attempt, stamp.take, origin.session)
 
     def _seed(self, peer: str) -> bytes:
         """Return a secret of this participant and a peer, from their seed and the grid."""

@@ -217,17 +217,19 @@ class Server:
             # Once a sum of this round is known, or its opening was requested, it is not requested again: two sums of
             # the same gradients, with and without one participant, differ by that one's own. A group whose sum failed
             # does not step in this round.
-        in_vain = self._opening and not sums
-        self._why, self._in_vain = (unopened, self._in_vain + 1) if in_vain else ({}, 0)
-        yield from self._descend(now, sums, taking_part)
-        return self._report(sums, taking_part)
+        refused = yield from self._descend(now, sums, taking_part)
+        stepped = {name: result for name, result in sums.items() if name not in refused}
+        in_vain = self._opening and not stepped
+        why = unopened | {silo: missing for by in refused.values() for silo, missing in by.items()}
+        self._why, self._in_vain = (why, self._in_vain + 1) if in_vain else ({}, 0)
+        return self._report(stepped, taking_part)
 
     def _nothing_opens(self, now: Stamp) -> RunFailed:
         self._in_vain = 0  # missing silos may come back, so it is tried again
         why = "; ".join(f"{silo}: {missing.detail}" for silo, missing in self._why.items())
         return RunFailed(
-            f"round {now.round}: in the last {IN_VAIN} rounds no group's sum could be opened ({why:.500}), so nobody "
-            "stepped; fix these participants"
+            f"round {now.round}: in the last {IN_VAIN} rounds no group's sum could be opened and read ({why:.500}), so "
+            "nobody stepped; fix these participants"
         )
 
     def _row(self, now: Stamp, names: Sequence[str]) -> Exchange[Mapping[str, Missing]]:
@@ -276,8 +278,19 @@ class Server:
             figures |= {"loss": float(total.means["loss"]), "rows": float(total.weight)}
         return _Summed(Relayed(total.means, np.array(total.weight), total.silos), encoding, figures)
 
-    def _descend(self, now: Stamp, sums: Mapping[str, _Summed], taking_part: Sequence[str]) -> Exchange[None]:
-        """Send each group its sum. A member that does not take it is behind until it has caught up."""
+    def _descend(
+        self, now: Stamp, sums: Mapping[str, _Summed], taking_part: Sequence[str]
+    ) -> Exchange[Mapping[str, Mapping[str, Missing]]]:
+        """Send each group its sum. A member that does not take it is behind until it has caught up.
+
+        All members receive one message, so those that follow the protocol answer alike. Where half of a group or more
+        refuse, the group has not stepped: otherwise one silo could spoil the sum, say that it has stepped, and give the
+        others its D.
+
+        Returns:
+            By such a group, who refused.
+        """
+        spoilt = dict[str, Mapping[str, Missing]]()
         for stage in self._stages(self._cohort):
             asks, receivers = dict[str, Message](), dict[str, list[str]]()
             for name, members in stage.items():
@@ -294,13 +307,19 @@ class Server:
             replies = yield Ask(asks, Done)
             for name in stage.keys() & sums.keys():
                 asked = [member for member in receivers[name] if member in self._enrolments[name].cohort]
-                refused = [replies.missing.get(member) for member in asked]
-                if refused and all(why is not None and why.reason is Reason.REFUSED for why in refused):
-                    # One member can spoil a sum by an impossible weight, so that no member can read it. None stepped by
-                    # it, so none is behind, and the group continues with the next round.
-                    log.warning("%s: no member of group `%s` took the sum: %s", now, name, refused[0])
+                refused = {member: why for member, why in replies.missing.items() if member in asked}
+                refused = {member: why for member, why in refused.items() if why.reason is Reason.REFUSED}
+                if not refused or 2 * len(refused) < len(asked):
+                    self._steps.stepped(name, now.round, receivers[name], replies.answers)
                     continue
-                self._steps.stepped(name, now.round, receivers[name], replies.answers)
+                spoilt[name], first = refused, min(refused)
+                log.warning(
+                    "%s: %d of %d members of group `%s` refused the sum, so it has not stepped: %s: %s",
+                    *(now, len(refused), len(asked), name, first, refused[first].detail),
+                )
+                if 2 * len(refused) > len(asked):
+                    self._steps.alone(name, replies.answers)
+        return spoilt
 
     def _report(self, sums: Mapping[str, _Summed], taking_part: Sequence[str]) -> Report:
         """Report who took part, and the figures of sums that are not blind."""
