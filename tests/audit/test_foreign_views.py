@@ -161,7 +161,7 @@ def flares(folder: Path, *, secure: bool) -> Path:
         if secure:
             deliver = {name: delivers(one, name, **{SILOS: list(NAMES)}) for name, one in made.items()}  # type: ignore[arg-type]
             shapes = {WEIGHT + name: one.shape for name, one in weights.items()}
-            means = secure_sum(deliver, shapes, SECURE, most_weight=64).means
+            means = secure_sum(deliver, shapes, SECURE, most_weight=63).means
             weights = {name: means[WEIGHT + name].astype("f4") for name in weights}
         else:
             weights = {name: np.mean([one[name] for one in own], axis=0) for name in weights}

@@ -27,6 +27,7 @@ from moretta.secure_aggregation.secure_sum import secure_sum
 from moretta.secure_aggregation.settings import SecureAggregation
 
 NAMES = ["east", "north", "south", "west"]
+MOST = 2**10 - 1  # of all sites' steps together
 MODEL: dict[str, Any] = {"w": np.zeros((2, 3), np.float32), "count": np.zeros((), np.int64)}
 SECURE = SecureAggregation()
 TEXT = tomli_w.dumps(SECURE.model_dump(mode="json", by_alias=True, exclude_none=True))
@@ -57,7 +58,7 @@ def site(
     name: str, given: Shareable | None = None, settings: str = TEXT, task: Shareable | None = None
 ) -> tuple[KeepResult, Shareable]:
     """Return a site that was sent the model and came to a result, and what left it."""
-    kept, task = KeepResult(settings, most_weight=2**10), task or asked()
+    kept, task = KeepResult(settings, most_weight=MOST + 1), task or asked()
     told = {FLContextKey.TASK_NAME: TASK, FLContextKey.TASK_DATA: task}
     kept.handle_event(EventType.BEFORE_TASK_EXECUTION, context(name, **told))
     return kept, kept.process(result(own(name)) if given is None else given, context(name))
@@ -96,7 +97,7 @@ def test_nothing_but_masked_numbers_leaves_a_site_and_each_result_is_summed_once
 
         return kept
 
-    total = secure_sum({n: heard(delivers(k, n)) for n, (k, _) in sites.items()}, SHAPES, SECURE, most_weight=2**10)
+    total = secure_sum({n: heard(delivers(k, n)) for n, (k, _) in sites.items()}, SHAPES, SECURE, most_weight=MOST)
     np.testing.assert_allclose(total.means[WEIGHT + "w"], 2.5 / 8, atol=1e-12)
     np.testing.assert_allclose(total.means[WEIGHT + "count"], 2.5, atol=1e-12)
     assert total.weight == 20
@@ -113,15 +114,15 @@ def test_nothing_but_masked_numbers_leaves_a_site_and_each_result_is_summed_once
 def test_results_of_another_task_do_not_add_up(others: Shareable) -> None:
     """A server that sends all others a task with a known result had one site's own weights as the sum."""
     sites = {name: site(name, task=others if name != "north" else None)[0] for name in NAMES}
-    total = secure_sum({n: delivers(kept, n) for n, kept in sites.items()}, SHAPES, SECURE, most_weight=2**10)
+    total = secure_sum({n: delivers(kept, n) for n, kept in sites.items()}, SHAPES, SECURE, most_weight=MOST)
     assert list(total.silos) == ["east", "south", "west"]
 
 
 def test_a_site_with_more_steps_than_the_bound_counts_as_that() -> None:
     """A site that refused showed by one bound a round how many steps it takes, and so how many rows it has."""
     sites = {name: site(name, result(own(name), steps=5000 if name == "north" else 5))[0] for name in NAMES}
-    total = secure_sum({n: delivers(kept, n) for n, kept in sites.items()}, SHAPES, SECURE, most_weight=2**10)
-    assert (list(total.silos), total.weight) == (NAMES, 2**10)  # at which the job's server loses the round
+    with pytest.raises(RunFailed, match="together are 1024 or more, expected fewer"):  # no site is missing
+        secure_sum({n: delivers(kept, n) for n, kept in sites.items()}, SHAPES, SECURE, most_weight=MOST)
     with pytest.raises(RunFailed, match="expected an encoding for 1024 steps"):
         secure_sum({n: delivers(site(n)[0], n) for n in NAMES}, SHAPES, SECURE, most_weight=2**9)
 
@@ -136,7 +137,7 @@ def test_metrics_are_summed_as_well() -> None:
     made = {name: site(name, result(own(name), metrics={"loss": float(len(name)), "said": "x"})) for name in NAMES}
     assert all(_meta(left)[METRICS] == ["loss"] for _, left in made.values())
     deliver = {name: delivers(kept, name, **{METRICS: ["loss"]}) for name, (kept, _) in made.items()}
-    total = secure_sum(deliver, {**SHAPES, METRIC + "loss": ()}, SECURE, most_weight=2**10)
+    total = secure_sum(deliver, {**SHAPES, METRIC + "loss": ()}, SECURE, most_weight=MOST)
     assert float(total.means[METRIC + "loss"]) == pytest.approx(np.mean([len(name) for name in NAMES]))
 
 
@@ -154,7 +155,7 @@ def test_what_a_filter_of_flares_has_changed_is_what_is_summed() -> None:
         kept[name], left = site(name, changed)
         assert SAID not in _meta(left)
     deliver = {name: delivers(one, name, **{KIND: "DIFF"}) for name, one in kept.items()}
-    total = secure_sum(deliver, SHAPES, SECURE, most_weight=2**10)
+    total = secure_sum(deliver, SHAPES, SECURE, most_weight=MOST)
     np.testing.assert_allclose(total.means[WEIGHT + "w"], np.mean([1 / 8, 2 / 8, 2 / 8, 2 / 8]), atol=1e-9)
 
 
@@ -253,7 +254,7 @@ def test_what_a_site_has_helped_to_open_is_kept_for_its_next_sums(tmp_path: Path
         sites = {name: site(name)[0] for name in names}
         sites["north"]._file = _silo(tmp_path, "[privacy]\napart = 2")
         deliver = {name: delivers(kept, name, **{SILOS: names}) for name, kept in sites.items()}
-        return secure_sum(deliver, SHAPES, SECURE, most_weight=2**10)
+        return secure_sum(deliver, SHAPES, SECURE, most_weight=MOST)
 
     assert [list(summed(NAMES).silos) for _ in range(2)] == [NAMES] * 2
     with pytest.raises(RunFailed, match="apart = 2"):

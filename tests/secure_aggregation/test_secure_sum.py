@@ -52,6 +52,14 @@ def test_it_is_the_weighted_mean_of_what_clients_hold(scheme: str) -> None:
     np.testing.assert_allclose(total.means["n"] * total.weight, 120.0, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("scheme", ["pairwise", "additive-shares", "none"])
+@pytest.mark.parametrize(("weight", "most"), [(2, None), (2, 7), (300, 300)])
+def test_no_mean_comes_of_more_weight_than_was_planned(scheme: str, weight: int, most: int | None) -> None:
+    settings = SecureAggregation.model_validate({"scheme": scheme})
+    with pytest.raises(RunFailed, match=f"together are {(most or 4) + 1} or more, expected fewer; raise most_weight"):
+        secure_sum(ways(clients(settings, weight)), SHAPES, settings, most_weight=most)
+
+
 @pytest.mark.parametrize("times", [0, 1, 2, 3])
 def test_it_goes_on_without_a_silo_that_is_lost_at_any_step(times: int) -> None:
     made = clients()

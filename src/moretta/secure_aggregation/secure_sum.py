@@ -56,21 +56,25 @@ def secure_sum(
         Sum: `means` (float64), `weight` of its silos, `steps` (largest errors), `silos`; sum = `means[name] * weight`.
 
     Raises:
-        RunFailed: Too few silos are left to open a sum.
+        RunFailed: Too few silos are left to open a sum, or their weights sum to more than `most_weight`.
         RangeError: The ring has no room for as many silos of that weight.
     """
     settings = settings or SecureAggregation()
     roster = settings.load_roster()
     run, rules = fresh_run(roster), _rules(settings, roster, silos)
+    most = len(silos) if most_weight is None else most_weight
     server = aggregator(settings.scheme, settings.ring_bits, rules)
     with ThreadPoolExecutor(max(1, len(silos))) as pool:
         now, missing = _agree(server, run, silos, pool, rules.least(settings.scheme))
-        request = server.want(dict(shapes), dict.fromkeys(shapes, settings.largest), most_weight or len(silos))
+        # A larger sum of weights is read as the largest planned one, so one more is planned.
+        request = server.want(dict(shapes), dict.fromkeys(shapes, settings.largest), most + 1)
         ask = AskSum(stamp=now, encoding=request.fraction_bits)
         total = _play(server.sum(ask, request), silos, pool)
     if isinstance(total, Aborted):
         raise _failed("the sum could not be opened", {**missing, **total.missing}, total.because)
     result: Sum = total
+    if result.weight > most:
+        raise RunFailed(f"all silos' weights together are {most + 1} or more, expected fewer; raise most_weight")
     return result
 
 

@@ -120,10 +120,7 @@ class SecureFedAvg(FedAvg):  # type: ignore[misc]
         secure = secure.model_copy(update={"roster": Path(self.roster) if self.roster else None})
         request = {SILOS: self._asked, KIND: kind, METRICS: metrics}
         deliver = {name: self._deliver(name, request) for name in self._asked}
-        total = secure_sum(deliver, shapes, secure, most_weight=self.most_weight)
-        if total.weight >= self.most_weight:
-            raise RunFailed(f"all sites' steps are {self.most_weight} or more, expected fewer; raise most_weight")
-        return total, kind
+        return secure_sum(deliver, shapes, secure, most_weight=self.most_weight - 1), kind
 
     def _deliver(self, name: str, request: Mapping[str, Any]) -> Callable[[bytes], bytes]:
         def deliver(data: bytes) -> bytes:
