@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 import shutil
 import socket
 import ssl
@@ -19,7 +20,7 @@ pytest.importorskip("nvflare", reason="the engine for many machines needs nvflar
 
 from cryptography import x509
 
-from moretta.deployment import checks, kits, provisioning, server_connection
+from moretta.deployment import checks, doctor, kits, provisioning, server_connection
 from moretta.errors import ParameterError, RunFailed
 from moretta.secure_aggregation.identity import Identity, public_line
 
@@ -361,6 +362,22 @@ def test_what_is_no_kit_is_refused(own: kits.Kits, tmp_path: Path) -> None:
         (own.server / "local" / file).unlink()
     with pytest.raises(ParameterError, match=r"has neither resources\.json nor"):
         provisioning.patch(own.server)
+
+
+@pytest.mark.parametrize(("before", "after", "said"), [
+    ('"target": "fl.example.org:', '"was": "fl.example.org:', r"service\.target: it is damaged, or of another"),
+    ('"target": "fl.example.org:', '"target": "fl.example.org-', "expected HOST:PORT"),
+    ('"servers": [', '"server": [', r"has no servers\.0\.service\.target"),
+    ('"ssl_root_cert"', '"root_cert"', r"has no client\.ssl_root_cert"),
+    ('"client": {', '"site": {', r"has no client\."),
+])  # fmt: skip
+def test_a_kit_of_another_form_is_told(own: kits.Kits, before: str, after: str, said: str) -> None:
+    """A site's kit of FLARE 2.6 names no target; doctor and join ended with a traceback."""
+    (path := own.sites["Clinic_B"] / "startup" / kits.KINDS["client"]).write_text(
+        path.read_text().replace(before, after)
+    )
+    found = doctor.examine(kit=own.sites["Clinic_B"], silo=None, run=None)
+    assert any(not one.passes and re.search(said, one.sentence) for one in found)
 
 
 @pytest.fixture(scope="module")

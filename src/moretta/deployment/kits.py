@@ -147,8 +147,8 @@ def name_of(kit: Path) -> str:
     if kind == "server":
         return "server"
     if kind == "admin":
-        return str(_startup(kit)["admin"]["username"] or subject(kit))
-    return str(_startup(kit)["client"].get("fqsn") or subject(kit)).split(".")[-1]
+        return str(_entry(kit, "admin", "username") or subject(kit))
+    return str(_entry(kit, "client").get("fqsn") or subject(kit)).split(".")[-1]
 
 
 def is_server(kit: Path) -> bool:
@@ -166,10 +166,13 @@ def for_trials(kit: Path) -> bool:
 
 def address_of(kit: Path) -> tuple[str, int]:
     """Return host and port of a kit's server."""
-    kind, startup = kind_of(kit), _startup(kit)
-    if kind == "admin":
-        return str(startup["admin"]["host"]), int(startup["admin"]["port"])
-    host, _, port = str(startup["servers"][0]["service"]["target"]).rpartition(":")
+    if kind_of(kit) == "admin":
+        return str(_entry(kit, "admin", "host")), int(_entry(kit, "admin", "port"))
+    host, _, port = (target := str(_entry(kit, "servers", 0, "service", "target"))).rpartition(":")
+    if not (host and port.isdecimal()):
+        raise ParameterError(
+            f"{kit} has the server's address {target!r:.100}, expected HOST:PORT; correct its startup/"
+        )
     return host, int(port)
 
 
@@ -180,13 +183,11 @@ def organisation_of(kit: Path) -> str:
 
 def certificates_of(kit: Path) -> Certificates:
     """Return the places of a kit's certificate, its private key and the root's certificate."""
-    kind, startup = kind_of(kit), _startup(kit)
-    if kind == "admin":
-        section, keys = startup["admin"], ("client_cert", "client_key", "ca_cert")
-    else:
-        section = startup["servers"][0] if kind == "server" else startup["client"]
-        keys = ("ssl_cert", "ssl_private_key", "ssl_root_cert")
-    return Certificates(*(kit / "startup" / section[key] for key in keys))
+    kind = kind_of(kit)
+    of: tuple[str | int, ...] = ("servers", 0) if kind == "server" else (kind,)
+    admins, parties = ("client_cert", "client_key", "ca_cert"), ("ssl_cert", "ssl_private_key", "ssl_root_cert")
+    keys = admins if kind == "admin" else parties
+    return Certificates(*(kit / "startup" / str(_entry(kit, *of, key)) for key in keys))
 
 
 def kind_of(kit: Path) -> str:
@@ -199,8 +200,18 @@ def kind_of(kit: Path) -> str:
     )
 
 
-def _startup(kit: Path) -> dict[str, Any]:
-    return load_json(kit / "startup" / KINDS[kind_of(kit)])
+def _entry(kit: Path, *keys: str | int) -> Any:
+    """Return an entry of a kit's file in startup/. Raises ParameterError without it."""
+    entry: Any = load_json(path := kit / "startup" / KINDS[kind_of(kit)])
+    try:
+        for key in keys:
+            entry = entry[key]
+    except (KeyError, IndexError, TypeError):
+        missing = ".".join(map(str, keys))
+        raise ParameterError(
+            f"{path} has no {missing}: it is damaged, or of another FLARE than 2.9; get a new kit"
+        ) from None
+    return entry
 
 
 def resources(kit: Path) -> dict[str, Any]:
