@@ -276,7 +276,7 @@ def test_the_command_lists_and_runs(
     assert _command(monkeypatch) == 0
     listed = capsys.readouterr().out
     assert "pbpfl-figure-4" in listed
-    assert re.search(r"quick [\d.]+ min, whole [\d.]+ h on one core; data: mnist\n", listed)
+    assert re.search(r"quick form [\d.]+ min, whole [\d.]+ (min|h) on one core; data: mnist\n", listed)
     assert "    cifar10: https://" in listed
     table = ("pbpfl-table-1", "--quick", "--epochs", "1", "--data", str(bank), "--out", str(tmp_path / "out"))
     assert _command(monkeypatch, *table, "--json") == 0
