@@ -299,6 +299,8 @@ def test_a_model_that_computes_with_numbers_is_read_again() -> None:
 class Counting(torch.nn.Linear):
     """A model that counts its calls in a buffer of the outputs' shape."""
 
+    calls: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__(3, 2)
         self.register_buffer("calls", torch.zeros(1, 2))

@@ -21,7 +21,7 @@ class CatchingUp:
         self._behind: dict[str, set[str]] = {}  # by group, the members without the step of its last sum
         self._last = dict.fromkeys(groups, 0)  # by group, the last round whose step a member reported
         self._summed = dict.fromkeys(groups, 0)  # by group, the round of its last sum
-        self._known = False  # whether that is what this role distributed, or what members reported first
+        self._known = False  # whether `_summed` has been set: by this role, or once by what members report
 
     @property
     def late(self) -> set[str]:
