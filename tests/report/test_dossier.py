@@ -321,6 +321,23 @@ def test_attacks_stand_by_severity_the_gravest_first(run):
     ]
 
 
+def test_an_attack_that_gave_no_evidence_is_not_said_to_have_failed(run):
+    folder = run("audited")
+    told = json.loads((folder / "audit.json").read_text())
+    for place in (1, 3):  # of the rows, and alone of the labels
+        told["attacks"][place]["interval"] = [0.0, 1.0]
+    (folder / "audit.json").write_text(json.dumps(told))
+    found = [one for one in every(write_dossier(folder).content) if one["section"] == "4.1.c"]
+    said = [one["text"] for one in found]
+    assert "1 of 2 attacks of this kind succeeded, and 1 gave no evidence." in said
+    assert "The one attack of this kind gave no evidence." in said
+    silent = [one for one in found if one.get("name") in ("attack-1", "attack-3")]
+    assert len(silent) == 2
+    for one in silent:
+        assert "this attack gave no evidence, with a score of 0.4 (95 %: 0 to 1, no evidence)" in one["text"]
+        assert "verdict" not in one
+
+
 def test_what_no_attack_tested_remains(run):
     audited, other = write_dossier(run("audited")), write_dossier(run("recorded"))
     server = [" ".join(texts(one, "4.2.b")) for one in (audited, other)]

@@ -68,12 +68,13 @@ def attacks(evidence: Evidence) -> Iterator[Sentence]:
 
 def _of_severity(audit: AuditRecord, severity: Severity) -> Iterator[Sentence]:
     attempts = [(place, attack) for place, attack in enumerate(audit.attacks) if attack.severity == severity]
-    won = sum(attack.succeeded for _, attack in attempts)
+    won, silent = (sum(attack.ended == ended for _, attack in attempts) for ended in ("succeeded", "no evidence"))
     group = EFFECTS[severity][0].upper() + EFFECTS[severity][1:]
     yield sentence(MEANING[severity], of_audited("attacks"), group=group)
-    text = f"{won or 'None'} of {len(attempts)} attacks of this kind succeeded"
+    silence = f", and {silent} gave no evidence" if silent else ""
+    text = f"{won or 'None'} of {len(attempts)} attacks of this kind succeeded{silence}"
     if len(attempts) < 2:
-        ended = "succeeded" if won else "failed"
+        ended = "gave no evidence" if silent else "succeeded" if won else "failed"
         text = f"The one attack of this kind {ended}" if attempts else "No attack of this kind was tried on this run"
     yield sentence(text, of_audited("attacks"), group=group)
     for place, attack in sorted(attempts, key=lambda pair: -pair[1].advantage):
@@ -82,14 +83,15 @@ def _of_severity(audit: AuditRecord, severity: Severity) -> Iterator[Sentence]:
 
 def _outcome(place: int, attack: Attacked) -> list[Sentence]:
     """Return the result of one attack: its verdict for people, the audit's own sentence, its view and knowledge."""
-    verdict: Verdict = "succeeded" if attack.succeeded else "failed"
+    verdicts: Mapping[str, Verdict] = {"succeeded": "succeeded", "failed": "failed"}
+    ended = "gave no evidence" if attack.ended == "no evidence" else attack.ended
     guessed = figure(attack.chance)
     scored = f"with a score of {figure(attack.score)} (95 %: {interval(attack)}), where guessing scores {guessed}"
     if attack.constant is not None:
         scored += f" and always naming the most frequent value {figure(attack.constant)}"
     source = of_audited("attacks", place)
-    verdict_sentence = sentence(f"{who_does(attack)}: this attack {verdict}, {scored}", source, name=attack.attack)
-    first = verdict_sentence.model_copy(update={"verdict": verdict})
+    verdict_sentence = sentence(f"{who_does(attack)}: this attack {ended}, {scored}", source, name=attack.attack)
+    first = verdict_sentence.model_copy(update={"verdict": verdicts.get(attack.ended, "")})
     knew = "nothing else" if attack.knowledge == "nothing" else attack.knowledge
     knowledge = sentence(f"It was given {attack.view}, and knew {knew}", f"{source}/view", f"{source}/knowledge")
     return [first, *sentences(attack.sentence, f"{source}/sentence"), knowledge]
