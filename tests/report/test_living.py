@@ -173,6 +173,11 @@ def test_what_is_infinite_or_no_number_is_told_as_that(run):
     (told,) = of(found, "rounds")[0]["rounds"]
     assert (told["figures"], told["no_numbers"]) == ({}, ["loss", "epsilon"])
     assert of(found, "result")[0]["unbounded"] is True
+    run.write_json("result.json", result(1, facts={"epsilon": "unbounded"}))  # as the accountant has it
+    assert living.result_of(run.path)["unbounded"] is True
+    spent = living.round_of(json.dumps(line(1, epsilon="unbounded")).encode())
+    assert spent is not None
+    assert spent["no_numbers"] == ["epsilon"]
     run.write_json("result.json", result(1))
     assert living.result_of(run.path)["unbounded"] is False
 

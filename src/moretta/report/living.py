@@ -26,6 +26,7 @@ FOLLOWED = ("history.jsonl", "log.txt", "result.json", "run.toml")
 LONGEST = 500  # characters of a sentence
 MOST_LINES = 200  # the most lines of the log in one event, the last ones
 MOST_FIGURES = 24  # of one round
+NO_NUMBERS = (None, "unbounded")  # NaN or infinity, and an epsilon without noise
 
 _FIGURE = re.compile(r"(?!.{81})(loss|scaled_loss|epsilon|(test_|validation_).*)", re.DOTALL)  # keys of a history's
 _PRIVACY = re.compile(r"delta\Z|epsilon")
@@ -151,7 +152,7 @@ def round_of(text: bytes) -> dict[str, Any] | None:
         "round": number,
         "attempt": line["attempt"] if isinstance(line.get("attempt"), int) else 0,
         "figures": dict(list(_numbers(shown).items())[:MOST_FIGURES]),
-        "no_numbers": [key for key, value in shown.items() if value is None][:MOST_FIGURES],  # NaN, or infinity
+        "no_numbers": [key for key, value in shown.items() if value in NO_NUMBERS][:MOST_FIGURES],
         "seconds": _numbers(line.get("seconds")),
         "total": _numbers(line).get("seconds_total"),
         "bytes": _numbers(line.get("bytes")),
@@ -194,7 +195,7 @@ def result_of(folder: Path) -> dict[str, Any]:
     return {
         "test": {**_numbers(test), **_numbers(metrics)},
         "facts": {key: value for key, value in _numbers(record.get("facts")).items() if _PRIVACY.match(key)},
-        "unbounded": isinstance(facts := record.get("facts"), dict) and facts.get("epsilon", 0.0) is None,
+        "unbounded": isinstance(facts := record.get("facts"), dict) and facts.get("epsilon", 0.0) in NO_NUMBERS,
         "best_round": _numbers(facts).get("best_round"),
         "rounds": _numbers(record).get("rounds"),
         "warnings": [_sentence(warning) for warning in warnings] if isinstance(warnings, list) else [],
