@@ -63,6 +63,7 @@ RUNS: Mapping[str, Mapping[str, str]] = {
     **{name: {"protocol": f'name = "{name}"\nlearning-rate = 0.1'} for name in ENTRIES},
     "recorded": {"protocol": 'name = "fedsgd"\nlearning-rate = 0.1', "run": "record-views = true"},
     "dp": {"protocol": 'name = "fedsgd"\nlearning-rate = 0.1\ndp-noise = 1.0\ndp-clip = 1.0'},
+    "clipped": {"protocol": 'name = "fedsgd"\nlearning-rate = 0.1\ndp-noise = 0.0\ndp-clip = 1.0'},
 }
 KINDS = ("audited", *RUNS, "schema", "from-python", "unfinished")
 
@@ -336,6 +337,13 @@ def test_an_attack_that_gave_no_evidence_is_not_said_to_have_failed(run):
     for one in silent:
         assert "this attack gave no evidence, with a score of 0.4 (95 %: 0 to 1, no evidence)" in one["text"]
         assert "verdict" not in one
+
+
+def test_clipping_without_noise_has_an_unbounded_epsilon(run):
+    """It ended with a ValueError, "could not convert string to float"."""
+    written = write_dossier(run("clipped"))
+    assert "Epsilon is unbounded for one row of one silo." in texts(written, "0")
+    assert "The epsilon of this run is unbounded at a delta of 1e-05." in texts(written, "2.3.d")
 
 
 def test_what_no_attack_tested_remains(run):

@@ -33,10 +33,9 @@ from moretta.report.dossier.document import (
 )
 from moretta.report.dossier.evidence import Evidence, hashes, read_evidence
 from moretta.report.dossier.questions import CLAUSES, DOCUMENTS, QUESTIONS, TEMPLATE
-from moretta.report.dossier.risks import attacks, epsilon, method, remaining, unaudited, unit
+from moretta.report.dossier.risks import attacks, epsilon, method, remaining, spent, unaudited, unit
 from moretta.report.page import SIGNATURES, template, write_files
 from moretta.report.statements import successes
-from moretta.report.table import figure
 from moretta.secure_aggregation.identity import Identity, Roster, fingerprint, parse_public_line, public_line, verify
 
 Writer = Callable[[Evidence], Iterable[Sentence]]
@@ -58,7 +57,7 @@ def brief(evidence: Evidence) -> Iterator[Sentence]:
             attempts = [attack for attack in record.audit.attacks if attack.severity == severity]
             yield sentence(successes(TRIES[severity], attempts), of_audited("attacks"))
     if record is not None and is_noised(record.content):
-        text = f"Epsilon is {figure(float(str(record.facts['epsilon'])))} for {unit(record.facts)}"
+        text = f"Epsilon is {spent(record.facts)} for {unit(record.facts)}"
         yield sentence(text, of_result("facts", "epsilon"))
     elif record is not None:
         yield sentence("No noise was added for differential privacy, so there is no epsilon", of_result("facts"))

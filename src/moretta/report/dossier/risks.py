@@ -103,6 +103,12 @@ def unit(facts: Mapping[str, object]) -> str:
     return units.get(str(facts.get("unit")), "one row of one silo")
 
 
+def spent(facts: Mapping[str, object]) -> str:
+    """Return a run's epsilon, "unbounded" where clipping adds no noise."""
+    value = facts["epsilon"]
+    return figure(float(value)) if isinstance(value, int | float) else str(value)
+
+
 STATED = {
     "neighbours": "Neighbouring data sets differ in {}",
     "mechanism": "The mechanism is: {}",
@@ -127,7 +133,7 @@ def epsilon(evidence: Evidence) -> Iterator[Sentence]:
     facts = record.facts
     source, several = of_result("facts", "epsilon"), facts.get("unit", "row") == "row"
     yield sentence(
-        f"The epsilon of this run is {figure(float(str(facts['epsilon'])))} at a delta of {facts['delta']}",
+        f"The epsilon of this run is {spent(facts)} at a delta of {facts['delta']}",
         source,
         of_result("facts", "delta"),
         "clause:nist-2-1-1",
