@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import logging
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -209,6 +210,18 @@ def test_compare_runs_each_protocol_with_its_own_settings_and_the_shared_ones(he
     assert settings["pbpfl"]["protocol"]["rho"] == 2
     assert "rho" not in settings["fedsgd"]["protocol"]
     assert run_files.load(here / "all" / "fedsgd" / "run.toml").protocol.name == "fedsgd"
+
+
+def test_compare_has_null_for_what_is_no_number_of_runs_that_diverged(here: Path) -> None:
+    """The comparison ended with "result.json is broken", because a loss was null."""
+    sets = ("run.rounds=1", "data.test-fraction=0.3", "protocol.learning-rate=1e38")
+    wanted = ("--protocols", "centralised,fedsgd", *(word for key in sets for word in ("--set", key)))
+    done = call("compare", "run.toml", *wanted, "--out", "gone", "--json")
+    assert not re.search("NaN|Infinity", done.out)
+    assert [run["test"]["loss"] for run in done.told["runs"]] == [None, None]
+    assert [run["test"]["accuracy"] is None for run in done.told["runs"]] == [False, False]
+    assert "no finite loss, because training diverged" in (here / "gone" / "report.html").read_text()
+    assert call("compare", here / "gone" / "fedsgd", here / "gone" / "centralised").code == 0
 
 
 def test_compare_a_run_file_without_json(here: Path) -> None:

@@ -6,7 +6,9 @@ from pydantic import ValidationError
 
 from moretta.errors import ParameterError
 from moretta.report.folder import read_run
-from moretta.report.statements import privacy_statements
+from moretta.report.page import page
+from moretta.report.statements import privacy_statements, verdicts
+from moretta.report.table import OverSeeds
 
 
 def test_a_whole_folder(make_run):
@@ -48,6 +50,24 @@ def broken(folder: Path, **replaced: object) -> Path:
     found = {key: value for key, value in (json.loads(file.read_text()) | replaced).items() if value != "gone"}
     file.write_text(json.dumps(found))
     return folder
+
+
+@pytest.mark.parametrize("regression", [False, True])
+def test_a_diverged_run_s_null_is_no_loss_and_its_report_says_so(make_run, regression):
+    """Its result.json, as runs write it, was "broken"; of numbers the report said that there were no test rows."""
+    score = {"mse": None} if regression else {"accuracy": 0.5}
+    gone = read_run(make_run(regression=regression, test={"rows": 60, "loss": None, **score}))
+    good = read_run(make_run(regression=regression, folder="good", test={"rows": 60, "loss": 1.0, **score}))
+    assert (gone.test.available, gone.test.diverged) == (True, True)
+    assert (good.test.available, good.test.diverged) == (True, False)
+    assert read_run(make_run(folder="unscored", test={})).test.available is False
+    said = "On 60 test rows the model has no finite loss, because training diverged."
+    assert verdicts([gone])[0].good == said
+    assert said in page([gone])
+    seeds = [OverSeeds("FedSGD", (0, 1), runs) for runs in ((good, gone), (gone, gone))]
+    for over in seeds:  # no mean over the others
+        (verdict,) = verdicts(over.records[:1], spreads=[over])
+        assert verdict.good == said.replace("the model", ", on average over 2 seeds, the model").replace(" ,", ",")
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def runs(make_run: Any, name: str, losses: Sequence[float | None], accuracy: flo
         told["facts"] = {"best_round": 80.0}
         (folder / "result.json").write_text(json.dumps(told))
         lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
-        lines[-1] |= {"validation_loss": loss, "validation_accuracy": None if loss is None else 1 - loss}
+        lines[-1] |= {"validation_loss": loss, "validation_accuracy": 0.99 if loss is None else 1 - loss}
         (folder / "history.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
         records.append(read_run(folder))
     return OverSeeds(name, tuple(range(len(losses))), tuple(records))
@@ -109,6 +109,13 @@ def test_runs_of_several_losses_are_judged_by_accuracy(make_run: Any) -> None:
     assert (found.key, found.chosen) == ("accuracy", "mse")
     assert found.table().heads == ("Run", "Validation accuracy", "From the chosen [95 %]")
     assert "the highest mean accuracy" in found.sentences()[0]
+
+
+def test_a_diverged_run_that_names_the_commonest_class_is_not_chosen_by_accuracy(make_run: Any) -> None:
+    gone, entropy = runs(make_run, "gone", (None,) * 3), runs(make_run, "entropy", BAD, loss="cross-entropy")
+    found = Sweep({"gone": gone, "entropy": entropy})
+    assert (found.key, found.chosen) == ("accuracy", "entropy")
+    assert "validation_accuracy" not in found.as_json()["spread"]["gone"]
 
 
 def test_one_seed_has_no_interval_and_says_so(make_run: Any) -> None:

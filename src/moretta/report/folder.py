@@ -5,6 +5,7 @@ It reads `result.json` (the outcome), `history.jsonl` (a line a round), `rows.js
 within the same format.
 """
 
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -37,6 +38,11 @@ TEST_ROWS = "test rows"
 
 LEADING = ("auc", "balanced_accuracy", "average_precision")
 UNEVEN = 0.1  # classes are uneven if the commonest exceeds an even share by this fraction of the rows
+
+
+def is_finite(value: float | None) -> bool:
+    """Return whether a run has a finite number; its files have null, or in earlier versions NaN, for any other."""
+    return value is not None and math.isfinite(value)
 
 
 class _Part(BaseModel):
@@ -137,14 +143,19 @@ class TestScores(PlainScores):
 
     @model_validator(mode="after")
     def _has_a_score(self) -> "TestScores":
-        if self.loss is None and not (self.accuracy is None and self.mse is None):
+        if not self.available and not (self.accuracy is None and self.mse is None):
             raise ValueError("an accuracy or an mse needs a loss beside it")
         return self
 
     @property
     def available(self) -> bool:
         """Whether the run had test rows, the server's or those that silos hold back."""
-        return self.loss is not None
+        return "loss" in self.model_fields_set  # null where training diverged
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the model's loss on these rows is not a finite number."""
+        return self.available and not is_finite(self.loss)
 
     @property
     def shares(self) -> tuple[float, ...]:

@@ -122,8 +122,8 @@ def verdict_text(verdict: Verdict) -> Text:
 def _good(record: RunRecord, records: Sequence[RunRecord], brief: bool) -> str:
     if not record.test.available:
         return "There were no test rows, so nothing measures how good the model is."
-    sentence = f"{reached(record)}{_beside(record, records)}"
-    return f"{sentence}." if brief else f"{sentence}. Scale: {_scale(record)}."
+    sentence = reached(record) if record.test.diverged else f"{reached(record)}{_beside(record, records)}"
+    return f"{sentence}." if brief or record.test.diverged else f"{sentence}. Scale: {_scale(record)}."
 
 
 def reached(record: RunRecord) -> str:
@@ -134,8 +134,10 @@ def reached(record: RunRecord) -> str:
     about = f" about {test.units:,} people or things" if test.units and test.units != test.rows else ""
     subject = "a silo’s own model, on average," if _trains(record) == "alone" else "the model"
     subject = subject if test.mean is None else "the worst of the silos’ models"
-    figures = enumerated(f"{WORDS[key]} {_sure(test, key)}" for key in test.headline)
     over = f", on average over {test.seeds} seeds," if test.seeds else ""
+    if test.diverged:
+        return f"On {count} {rows}{about}{over} {subject} has no finite loss, because training diverged"
+    figures = enumerated(f"{WORDS[key]} {_sure(test, key)}" for key in test.headline)
     return f"On {count} {rows}{about}{over} {subject} reaches {figures}"
 
 
@@ -164,6 +166,8 @@ def _written(key: str, value: float | None) -> str:
 
 def _averaged(record: RunRecord, over: OverSeeds) -> RunRecord:
     """Return a run with the means of its figures over seeds, each with their least and most."""
+    if diverged := next((run.test for run in over.records if run.test.diverged), None):
+        return record.model_copy(update={"test": diverged.model_copy(update={"seeds": len(over.seeds)})})
     figures = {key: [run.test.figure(key) for run in over.records] for key in record.test.headline}
     whole = {key: [value for value in values if value is not None] for key, values in figures.items()}
     means = {key: fmean(values) for key, values in whole.items()}
@@ -190,7 +194,8 @@ def _beside(record: RunRecord, records: Sequence[RunRecord]) -> str:
         others = [
             other for other in records if _trains(other) == way_of and other is not record and _alike(other, record)
         ]
-        known = [value for other in others if (value := other.test.figure(key)) is not None]
+        finite = (other.test for other in others if not other.test.diverged)
+        known = [value for test in finite if (value := test.figure(key)) is not None]
         named = f"{WORDS[key]} " * (len(record.test.headline) > 1)  # after several figures
         neighbours += [f"{named}{_written(key, value)} {words}" for value in known[:1]]
     return f", beside {enumerated(neighbours)}" if neighbours else ""

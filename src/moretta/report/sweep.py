@@ -13,7 +13,7 @@ from typing import Any
 
 from moretta.contract.wording import enumerated
 from moretta.errors import RunFailed
-from moretta.report.folder import RoundRecord, RunRecord
+from moretta.report.folder import RoundRecord, RunRecord, is_finite
 from moretta.report.table import (
     MISSING,
     OverSeeds,
@@ -43,9 +43,13 @@ class Sweep:
         return ("accuracy" if records[0].task == "classification" else "mse") if several else "loss"
 
     def scores(self, name: str, key: str) -> tuple[float | None, ...]:
-        """Return a score on validation rows of the released models, one a seed; None if it is not a number."""
-        lines = map(_released, self.runs[name].records)
-        return tuple(None if line is None else getattr(line, f"validation_{key}") for line in lines)
+        """Return a score on validation rows of the released models, one a seed; None if it or the loss is no number.
+
+        A diverged model has an accuracy, as if it predicted the first class of each row.
+        """
+        lines = (_released(record) for record in self.runs[name].records)
+        known = (None if line is None or not is_finite(line.validation_loss) else line for line in lines)
+        return tuple(None if line is None else getattr(line, f"validation_{key}") for line in known)
 
     def is_evaluated(self, name: str, key: str) -> bool:
         """Return whether the released model of each seed has the score, finite or not."""
