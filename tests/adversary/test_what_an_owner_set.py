@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -150,8 +151,8 @@ def without(away: str) -> tuple[str, ...]:
 class Sites:
     """Sites that keep what they helped, each with its owner's floors."""
 
-    def __init__(self, apart: int) -> None:
-        self.helped = {silo: HelpedSums(over_runs=True, apart=apart, fewest=7) for silo in SILOS}
+    def __init__(self, apart: int, silos: tuple[str, ...] = SILOS) -> None:
+        self.helped = {silo: HelpedSums(over_runs=True, apart=apart, fewest=7) for silo in silos}
         self.opened = list[tuple[str, ...]]()
 
     def open(self, survivors: tuple[str, ...]) -> bool:
@@ -168,9 +169,9 @@ class Sites:
 
     def isolated(self) -> list[str]:
         """Return the silos whose uploads are a linear combination of the sums."""
-        sums = np.array([[silo in survivors for silo in SILOS] for survivors in self.opened], float)
+        sums = np.array([[silo in survivors for silo in self.helped] for survivors in self.opened], float)
         rank = np.linalg.matrix_rank(sums)
-        return [silo for silo, row in zip(SILOS, np.eye(10), strict=True)
+        return [silo for silo, row in zip(self.helped, np.eye(len(self.helped)), strict=True)
                 if np.linalg.matrix_rank(np.vstack([sums, row])) == rank]  # fmt: skip
 
 
@@ -192,6 +193,26 @@ def test_no_sets_that_a_server_chooses_isolate_a_silo(seed: int) -> None:
         sites.open(tuple(sorted(draw.sample(SILOS, draw.randint(7, 10)))))
     assert sites.opened
     assert sites.isolated() == []
+
+
+def test_known_limit_sums_that_no_one_silo_knows() -> None:
+    """A silo bounds what the sums that it helped isolate; the sums of other silos alone are in no record of it.
+
+    Of five sets of 7 or more of 12 silos each silo knows some, and S1 + 2 S2 - S3 + 2 S4 - 3 S5 is one silo's upload. A
+    record that had the first three would refuse the fourth. This pins what is true, not what is wanted.
+    """
+    sets = ("025678a", "13479ab", "123459b", "013489b", "0134789ab")
+    sites, knows_all = Sites(2, tuple("0123456789ab")), HelpedSums(apart=2, fewest=7)
+    assert all(sites.open(tuple(each)) for each in sets)
+    factors: Counter[str] = Counter()
+    for factor, each in zip((1, 2, -1, 2, -3), sets, strict=True):
+        factors.update(dict.fromkeys(each, factor))
+    assert [(silo, factor) for silo, factor in factors.items() if factor] == [("6", 1)]
+    assert sites.isolated() == ["6"]
+    for number, each in enumerate(sets[:3]):
+        knows_all.bind(Stamp("run", number, 0), Query(bytes(32), whole=True), tuple(each), gives=True)
+    with pytest.raises(PeerError, match=r"apart = 2"):
+        knows_all.bind(Stamp("run", 3, 0), Query(bytes(32), whole=True), tuple(sets[3]), gives=True)
 
 
 def test_silos_that_leave_and_return_in_the_same_groups_are_helped() -> None:

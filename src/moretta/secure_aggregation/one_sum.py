@@ -40,6 +40,8 @@ and none is reserved. Every line is forced at a site that cannot detect a loss o
 number and model. ``apart = m`` protects against sums of nearly the same model over several sets. The sets that a silo
 has helped cut their silos into parts: two silos are in one part where each set has both or neither. In any linear
 combination of these sums the silos of a part have one factor. The silo helps no set that makes a part of fewer than m.
+This bounds what the sums of one silo's record isolate. It does not bound combinations with sums of other silos alone,
+which no record of this silo has (``tests/adversary``: ``test_known_limit_sums_that_no_one_silo_knows``).
 
 **Answers that a silo gives once** (`Answers`): the inputs of each are recorded before it leaves. Some questions may be
 asked once, because two answers together reveal what neither does: two z of one take (CGD), the comparison with two
