@@ -199,6 +199,16 @@ def test_rows_train_alike_however_their_array_is_laid_out(name: str) -> None:
     assert torch.equal(weights(ARRAYS[name]), weights(same))
 
 
+@pytest.mark.parametrize("dtype", ["int16", "uint16", "int32", "uint32", "uint64"])
+@pytest.mark.parametrize("tensor", [False, True])
+def test_token_ids_of_any_width_are_embedded(dtype: str, tensor: bool) -> None:
+    ids = np.random.default_rng(0).integers(0, 9, (13, 4)).astype(dtype)
+    model = nn.Sequential(nn.Embedding(9, 3), nn.Flatten(), nn.Linear(12, 2))
+    silos = [Silo(name, torch.from_numpy(ids) if tensor else ids, np.arange(13) % 2) for name in "ab"]
+    result = Federation(model, silos, KINDS["FedSGD"], test=(ids, np.arange(13) % 2)).train(1, progress=False)
+    assert (result.predict(ids) == result.predict(ids.astype(np.int64))).all()
+
+
 # -- Batches of one row ------------------------------------------------------------------------------------------------
 
 

@@ -207,7 +207,7 @@ def _array(value: Any, where: str) -> NDArray[Any]:
         return _plain(value)
     try:
         if hasattr(value, "detach"):
-            return np.asarray(value.detach().cpu().numpy())
+            return _plain(np.asarray(value.detach().cpu().numpy()))
         return _plain(np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value))
     except (ValueError, TypeError, RuntimeError):
         raise ParameterError(
@@ -216,9 +216,14 @@ def _array(value: Any, where: str) -> NDArray[Any]:
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array in PyTorch's form: of this machine's byte order, at most 64 bits, in no backward order."""
+    """Return an array in PyTorch's form: of this machine's byte order, at most 64 bits, in no backward order.
+
+    Whole numbers of 16 bits, or above that without a sign, become int64: no embedding of PyTorch takes them.
+    """
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         array = array.astype(np.float64)
+    if array.dtype.kind + str(array.dtype.itemsize) in ("i2", "u2", "u4", "u8"):
+        array = array.astype(np.int64)
     array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     return np.ascontiguousarray(array) if array.ndim and min(array.strides) < 0 else array
 
