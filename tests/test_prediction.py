@@ -337,6 +337,14 @@ def test_tokens_stay_whole_numbers(train: Train) -> None:
         outputs(run, "floats.npz", allow_code=True)
 
 
+def test_whole_numbers_below_0_are_numbers_where_the_run_has_floats() -> None:
+    x = np.array([[-3, 2], [1, -4], [2, 2], [-1, -1]])
+    silos = [Silo(name, x.astype(np.float32), np.array([0, 1, 1, 0])) for name in "ab"]
+    result = Federation(nn.Linear(2, 2), silos, FedSGD(loss="cross-entropy")).train(1)
+    for rows in (x, x.tolist(), torch.tensor(x), x.astype(np.int8)):
+        assert (result.predict_proba(rows) == result.predict_proba(x.astype(np.float32))).all()
+
+
 def test_pixels_are_scaled_as_in_training(train: Train) -> None:
     random = np.random.default_rng(0)
     Path("mnist").mkdir()

@@ -313,9 +313,10 @@ class TrainedModel(nn.Module):
             self._own_columns(python_rows.names_of(x))
             x = python_rows.in_order(x, self.columns, "x", "the run")
         plain: Any = python_rows.samples(x, "x")
-        rows = as_features(self.pixels(plain), "x")
-        if rows.dtype.kind == "i" and not self.integers:  # floats that happen to have no fraction
-            rows = rows.astype(np.float32)
+        plain = self.pixels(plain)
+        if plain.dtype.kind in "iu" and not self.integers:  # floats that happen to have no fraction, of either sign
+            plain = plain.astype(np.float32)
+        rows = as_features(plain, "x")
         if self.expansion is None or not self._is_coded(rows):
             return rows
         expanded: Array = Expanded(self.expansion)(torch.from_numpy(rows).double()).float().numpy()
