@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
@@ -16,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from moretta.engines.folder_lock import LOCK, held, refuse_held
+from moretta.engines.folder_lock import HOLDER as JOB
+from moretta.engines.folder_lock import LOCK, NO_LOCKS, alone, held, refuse_held, take_turn
 from moretta.errors import ParameterError
 
 HOLDER = """
@@ -120,3 +122,19 @@ def test_of_many_at_once_one_has_it(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert (most, turns) == (1, 8)
+
+
+@pytest.mark.parametrize("number", NO_LOCKS)
+def test_where_a_file_system_has_no_locks_a_folder_is_used_without(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A site's job ended with an OSError there, so the site joined and never took part."""
+
+    def refused(file: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    with held(tmp_path / "run"), alone(tmp_path / "site" / "agreed.json"):
+        assert json.loads(take_turn(tmp_path / "site", "job", 1.0).read_text())["pid"] == os.getpid()
+    assert (tmp_path / "site" / JOB).exists()
+    assert caplog.text.count("this file system has no locks") == 3

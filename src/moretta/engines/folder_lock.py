@@ -89,14 +89,20 @@ def _locked(path: Path, refusal: str, wait: float = 0.0) -> FileLock:
     """Return an acquired lock. Raises ParameterError with the sentence if another holds it for `wait` seconds."""
     lock = _lock(path)
     try:
-        lock.acquire(timeout=wait, poll_interval=STEP)
+        _acquire(lock, wait)
     except Timeout:
         raise ParameterError(refusal.format(folder=path.parent, holder=_holder(path))) from None
+    return lock
+
+
+def _acquire(lock: FileLock, wait: float) -> None:
+    """Acquire a lock, or continue without where the file system has none. Raises Timeout."""
+    try:
+        lock.acquire(timeout=wait, poll_interval=STEP)
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
         log.warning("this file system has no locks (%s), so nobody keeps two runs out of one folder", error.strerror)
-    return lock
 
 
 def _lock(path: Path) -> FileLock:
@@ -136,7 +142,7 @@ def take_turn(folder: Path, job: str, made: float) -> Path:
         if how is not None:
             _end_job(folder, job, made, how)
         with suppress(Timeout):
-            lock.acquire(timeout=0 if how is None else LEAVE, poll_interval=STEP)
+            _acquire(lock, 0 if how is None else LEAVE)
             _turns.append(lock)
             me = {"pid": os.getpid(), "job": job, "made": made}
             write_atomically(folder / HOLDER, json.dumps(me).encode(), mode=0o600)
