@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import nn
 
 from moretta import FedAvg, Federation, client
 from moretta.client import Script
+from moretta.engines import frames
 from moretta.errors import MisuseError, ParameterError
 
 HEAD = """
@@ -133,6 +135,25 @@ def test_a_script_that_ends_after_its_round_is_started_again(tmp_path: Path) -> 
     (tmp_path / "client.py").write_text(once)
     result = trained(Script(tmp_path / "client.py", "0.1"), rounds=3)
     torch.testing.assert_close(result.model.state_dict(), trained(by_hand).model.state_dict(), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("ends", ["within a round", "after the last round"])
+def test_a_script_ends_with_its_silo_within_a_round(ends: str, tmp_path: Path) -> None:
+    """A silo in a process of several was killed at ctrl-c, and its script trained on to the end of its round."""
+    last = "flare.send(flare.FLModel(params={}))\n" if ends == "after the last round" else ""
+    (tmp_path / "client.py").write_text(
+        "import pathlib, time, moretta.client as flare\nflare.init()\nflare.receive()\n"
+        f"{last}pathlib.Path(__file__).with_suffix('.on').touch()\ntime.sleep(12)\n"
+    )
+    running = Script(tmp_path / "client.py").at("north", 3)
+    own = running._started()
+    process = running._end.detach()[2][0]
+    frames.send(own, frames.packed({"round": 1, "rounds": 3, "silo": "north", "params": {}}))
+    while not (tmp_path / "client.on").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    own.close()
+    assert process.wait(30) == (0 if last else -signal.SIGTERM)
 
 
 def test_outside_of_a_run_it_says_what_to_do(tmp_path: Path) -> None:

@@ -26,9 +26,13 @@ default all the silo's. `metrics` stay at the silo.
 
 import contextlib
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -200,6 +204,20 @@ class _Silo:
         self._held: FLModel | None = None
         self._ended = False
         self.silo = ""
+        threading.Thread(target=self._end_with_silo, daemon=True).start()
+
+    def _end_with_silo(self) -> None:
+        """End this process and its children if the silo ends within a round, such as by ctrl-c: no one takes a result.
+
+        What a script does after its last round is left to it.
+        """
+        poll = select.poll()
+        poll.register(self._socket, 0)
+        poll.poll()  # until the other end is closed
+        while True:
+            time.sleep(PATIENCE)
+            if self._held is not None:
+                os.killpg(0, signal.SIGTERM)  # `Script` makes it the leader of a session
 
     def receive(self) -> FLModel | None:
         """Return the round's model, the same until one is sent; None at the end of the run."""
