@@ -286,6 +286,17 @@ def test_no_label_in_common_is_refused_in_words(theirs, nobodys, task):
         candidates(parties(theirs, nobodys, task), "silo-2")
 
 
+@pytest.mark.parametrize("keep", [[0.5], [0.97], [0.5, 0.97], [0.96, 0.99]])
+def test_few_steps_too_have_a_model_for_each_of_the_seen_ones(keep: list[float]) -> None:
+    """If the last rounds alone were recorded, the attack ended with an IndexError."""
+    model, plan = nn.Linear(3, 2), shadows.TrainingPlan(100, 0.5, lambda step: 0.1, Training())
+    begin, rows = shadows.start_of(model, 0), np.random.default_rng(0)
+    x, y = (rows.normal(size=(20, size)).astype(np.float32) for size in (3, 2))
+    made = shadows.train(model, begin, plan, nn.functional.mse_loss, x, y, keep, 10, 0, program=False)
+    assert len(made) == len(keep) + 1
+    assert [bool((at["weight"] == made[-1]["weight"]).all()) for at in made[:-1]] == [part > 0.9 for part in keep]
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.01])
 def test_shadow_models_of_noised_updates_are_clipped_and_noised_once_a_round(noise: float) -> None:
     """As silos are under local epochs: three steps, then what they moved the model by is shortened, and noise added."""

@@ -223,6 +223,7 @@ def train(
         index, order = torch.from_numpy(order[:size]), order[size:]
         rate = plan.rate(max(1, round(number * plan.steps / steps)))
         taker.take(number, rate, inputs[index], targets[index])
+    models += [modules.arrays(model) for at in places if at >= steps]  # by few steps, one of the last rounds is the end
     return [*models, modules.arrays(model)]
 
 
