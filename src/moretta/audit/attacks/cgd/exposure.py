@@ -16,7 +16,7 @@ SEED = 23
 def displaced(truth: Truth, silo: str, number: int) -> dict[str, Array]:
     """Return c + D as a model: D on the public centre of the starts, with the participant's buffers."""
     confined.check_whole(truth)
-    held = {**confined.center(truth, silo, number), **confined.displacement(truth, silo, number)}
+    held = confined.participant(truth, silo, number).displaced()
     return {name: value.astype(truth.run.dtype) for name, value in held.items()}
 
 
