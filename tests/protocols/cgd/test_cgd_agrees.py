@@ -33,6 +33,7 @@ from torch import nn
 from moretta import CGD, SecureAggregation, Silo
 from moretta.contract.messages import Tensors
 from moretta.data.holders import grid_of
+from moretta.errors import ParameterError
 from moretta.protocols.cgd import local as local_module
 from moretta.protocols.cgd import simulation
 from moretta.protocols.cgd.messages import Deltas, Join, Partial
@@ -229,6 +230,21 @@ def test_networks_without_biases_and_of_one_layer(vertical: str, loss: str) -> N
         found = by_all(silos, protocol, {"model": model}, rounds=2)
         assert apart(found["exact-ring"], found["fused"]) < 1e-9
         assert apart(found["in-process"], found["fused"]) < 1e-9
+
+
+@pytest.mark.parametrize("vertical", ["joint", "independent"])
+def test_a_first_layer_may_have_a_frozen_bias_but_no_frozen_weight(vertical: str) -> None:
+    """Both ended with a KeyError."""
+    silos = grid([9, 5, 12], [4, 1, 3], joint=vertical == "joint", holders=1)
+    model, protocol = network(8), {"vertical": vertical, "around": "model"}
+    model.get_parameter("0.bias").requires_grad_(False)
+    found = by_all(silos, protocol, {"model": model}, rounds=2)
+    assert apart(found["exact-ring"], found["fused"]) < 1e-9
+    assert apart(found["in-process"], found["fused"]) < 1e-9
+    model.get_parameter(FIRST).requires_grad_(False)
+    for engine in ENGINES:
+        with pytest.raises(ParameterError, match=r"trains its first layer; `0\.weight` is frozen"):
+            run(silos, 1, CGD.model_validate(protocol), engine, model=model)
 
 
 def test_samples_of_two_dimensions_are_standardised_alike() -> None:

@@ -50,6 +50,11 @@ class Layers:
                 f"columns can be split only below a linear first layer, and `{rest[0][0]}` computes its weight from "
                 "others (weight_norm, prune) or has hooks; remove those"
             )
+        if not first.weight.requires_grad:
+            raise ParameterError(
+                f"a network that is split by columns, or simulated, trains its first layer; `{rest[0][0]}.weight` is "
+                "frozen: let it train, or train a network without that layer on its outputs"
+            )
         name, upper = rest[0][0], nn.Sequential(OrderedDict(copy.deepcopy(rest[1:])))
         if modules.ties(model):
             raise ParameterError("a network that is split by columns, or simulated, has no tied weights; untie them")

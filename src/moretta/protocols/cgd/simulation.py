@@ -264,7 +264,7 @@ class Simulation:
         Those are inputs, [models, each, columns], d loss / dz, [models, each, H1], gradients of all tensors but the
         first layer's weight, [models, ...], and the loss.
         """
-        layers, bias = self._layers, self._layers.bias
+        layers, bias = self._layers, self._layers.bias if self._layers.bias in self._displacement else ""  # or frozen
         moved = {name: torch.from_numpy(value).to(models.x.dtype) for name, value in self._displacement.items()}
         first = moved[layers.weight][:, models.columns].T
         for some, rows, each in _blocks(counts):
