@@ -86,10 +86,16 @@ def test_what_is_there_is_left_alone(there: str, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.rglob("*")] in (["ward"], ["ward", "mine.txt"])
 
 
-def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["ward", ".", "linked"])
+def test_an_empty_folder_is_filled(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``moretta new .`` failed with "Device or resource busy" of a temporary folder."""
     (tmp_path / "ward").mkdir()
-    assert call("new", tmp_path / "ward").code == 0
-    assert (tmp_path / "ward" / "run.toml").exists()
+    (tmp_path / "linked").symlink_to("ward")
+    before = (tmp_path / "ward").stat().st_ino
+    monkeypatch.chdir(tmp_path / "ward" if name == "." else tmp_path)
+    assert call("new", name).code == 0
+    assert sorted(str(path.relative_to(tmp_path / "ward")) for path in (tmp_path / "ward").rglob("*.*")) == FILES
+    assert ((tmp_path / "ward").stat().st_ino, len(list(tmp_path.iterdir()))) == (before, 2)  # a shell may be in it
 
 
 @pytest.mark.parametrize("name", ["two words", "-x=y", "ü", "x" * 65, "'"])

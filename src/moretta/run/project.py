@@ -148,16 +148,22 @@ def create(folder: Path) -> list[Path]:
         raise ParameterError(f"{name!r:.80}: expected a name of 1 to 64 letters, digits, dots, dashes and underscores")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ParameterError(f"{folder} exists already and is not empty; name a new folder, or empty this one")
-    folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+    place = folder if folder.exists() else folder.absolute().parent  # not replaced, as a shell may be in it
+    place.mkdir(parents=True, exist_ok=True)
     with naming(folder):
-        made = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=folder.absolute().parent))
-    try:
-        _write(made, name)
-        made.chmod(0o755)
-        rename(made, folder)  # whole or not at all; it replaces an empty folder
-    except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
-        raise
+        made = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=place))
+        try:
+            _write(made, name)
+            made.chmod(0o755)
+            if place == folder:
+                for path in sorted(made.iterdir()):
+                    rename(path, folder / path.name)
+                made.rmdir()
+            else:
+                rename(made, folder)  # whole or not at all
+        except BaseException:
+            shutil.rmtree(made, ignore_errors=True)
+            raise
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
