@@ -507,6 +507,17 @@ def test_one_sum_of_a_round_is_kept_in_the_folder(tmp_path: Path, monkeypatch: p
     assert not any(isinstance(one, Unmask) for _, message in again.sent for one in unpacked(message.content))
 
 
+def test_a_record_that_is_lost_during_a_run_is_missed(tmp_path: Path) -> None:
+    """A site whose folder was cleared within a run took other terms, and could help to open a round's sum again."""
+    bad = Deviating(tmp_path)
+    bad.ask(bad.terms, AdvertiseKey(stamp=Stamp("run", 1, 0)))
+    record = tmp_path / "north" / "moretta" / "helped.jsonl"
+    record.unlink()
+    others = replace(bad.terms, most_weight=1)
+    assert "its own log says why" in bad.ask(others, AdvertiseKey(stamp=Stamp("run", 1, 1)))
+    assert not record.exists()
+
+
 def test_secrets_are_in_memory_alone(tmp_path: Path) -> None:
     nodes = Nodes(folders(tmp_path, *NAMES).values(), app(steps))
     play(nodes, strategy(tmp_path))

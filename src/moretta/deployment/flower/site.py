@@ -263,7 +263,7 @@ def _site(context: Context) -> Iterator[FlowerSite]:
         file = silo_of(context)
         if FOLDER in context.node_config:
             with held(file.out, LOCK, HELD):
-                yield FlowerSite(file, memory, file.helped.opened)
+                yield FlowerSite(file, memory, file.helped.begin(begun=bool(memory.heard)).opened)
         elif _simulated():
             helped = HelpedSums(memory.helped, lambda line, force: memory.helped.append(line))
             yield FlowerSite(file, memory, helped)
