@@ -259,3 +259,20 @@ def test_what_a_site_has_helped_to_open_is_kept_for_its_next_sums(tmp_path: Path
     assert [list(summed(NAMES).silos) for _ in range(2)] == [NAMES] * 2
     with pytest.raises(RunFailed, match="apart = 2"):
         summed(NAMES[:3])
+
+
+def test_a_record_that_is_lost_during_a_job_is_missed(tmp_path: Path) -> None:
+    """A site whose folder was cleared went on with an empty record, so apart = 2 bound it no more."""
+    sites = {name: site(name)[0] for name in NAMES}
+    sites["north"]._file = _silo(tmp_path, "[privacy]\napart = 2")
+
+    def summed(names: list[str]) -> Any:
+        deliver = {name: delivers(sites[name], name, **{SILOS: names}) for name in names}
+        return secure_sum(deliver, SHAPES, SECURE, most_weight=MOST)
+
+    summed(NAMES)
+    for name, kept in sites.items():
+        kept.process(result(own(name)), context(name))
+    (tmp_path / "kept" / "helped.jsonl").unlink()
+    with pytest.raises(RunFailed, match=r"north: refused, .*its own log says why"):
+        summed(NAMES[:3])

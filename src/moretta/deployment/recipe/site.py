@@ -259,7 +259,7 @@ class KeepResult(RecordViews):
         secure = permitted_sums(self.settings, Participation(tuple(silos), len(silos)), file)
         tensors = {WEIGHT + name_of_weight: array for name_of_weight, array in result.weights.items()}
         tensors |= {METRIC + metric: np.asarray(result.metrics[metric]) for metric in metrics}
-        helped = None if self._file is None else self._file.helped.opened
+        helped = None if self._file is None else self._file.helped.begin(begun=self._sum is not None).opened
         weight = min(result.weight, self.most_weight)  # a refusal would show the site's own to who tries bounds
         return SumClient(name, silos, tensors, weight, secure, helped, result.about)
 
