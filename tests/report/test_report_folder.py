@@ -68,6 +68,7 @@ def test_a_diverged_run_s_null_is_no_loss_and_its_report_says_so(make_run, regre
     for over in seeds:  # no mean over the others
         (verdict,) = verdicts(over.records[:1], spreads=[over])
         assert verdict.good == said.replace("the model", ", on average over 2 seeds, the model").replace(" ,", ",")
+        assert over.as_json().get("accuracy", {"mean": None})["mean"] is None
 
 
 @pytest.mark.parametrize(

@@ -289,8 +289,9 @@ class OverSeeds:
     records: tuple[RunRecord, ...]
 
     def values(self, measure: _Measure) -> tuple[float | None, ...]:
-        """Return a measure's values, one a seed; None unless it is a finite number."""
-        values = (measure.of(record) for record in self.records)
+        """Return a measure's values, one a seed; None if it is no finite number, or the score of a diverged model."""
+        scored = measure.group in SCORED  # such a model has an accuracy, as if it predicted the first class
+        values = (None if scored and record.test.diverged else measure.of(record) for record in self.records)
         numbers = (float(value) if isinstance(value, int | float) else math.nan for value in values)
         return tuple(value if math.isfinite(value) else None for value in numbers)
 
