@@ -239,6 +239,16 @@ def test_the_command_says_what_a_folder_cannot(tmp_path):
     assert kinds(Follower(nowhere.path).news(HERE)) == ["begin", "plan", "result", "state"]
 
 
+def test_a_round_that_many_silos_missed_counts(run):
+    """A run of which hundreds of silos missed each round was "waiting" for ever, also when it had ended."""
+    missing = [{"round": 2, "silo": f"silo-{number}", "reason": "disconnected: " + "x" * 100} for number in range(900)]
+    run.append(line(1))
+    run.append(line(2, dropped=missing))
+    assert state(run) == ("running", "")
+    run.write_json("result.json", result(2))
+    assert state(run) == ("ended", "")
+
+
 def test_a_result_from_before_a_resumption_does_not_end_the_run(run):
     for number in range(1, 4):
         run.append(line(number))

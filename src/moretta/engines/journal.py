@@ -261,10 +261,10 @@ class GrowingFile:
 
 
 def last_lines(path: Path) -> list[bytes]:
-    """Return the whole lines in the last 64 KiB of a file; none without a file."""
+    """Return the whole lines in the last `CHUNK` bytes of a file; none without a file."""
     try:
         with open_file(path.parent, path.name) as stream:
-            stream.seek(max(0, stream.seek(0, 2) - CHUNK // 16))
+            stream.seek(max(0, stream.seek(0, 2) - CHUNK))
             data = stream.read()
     except (FileNotFoundError, ParameterError):
         return []
