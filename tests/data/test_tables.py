@@ -229,7 +229,8 @@ def test_bad_files(tmp_path: Path) -> None:
         (["10", "9", "10"], None, [1, 0, 1], ("9", "10")),
         (["3", "1", "3"], "regression", [3.0, 1.0, 3.0], ()),
         (["0.5", "1", "2"], None, [0.5, 1.0, 2.0], ()),
-        (["1.0", "0.0", "1.0"], None, [1.0, 0.0, 1.0], ()),
+        (["1.0", "0.0", "1.0"], "regression", [1.0, 0.0, 1.0], ()),
+        (["1.0", "0.0", "2.0"], None, [1.0, 0.0, 2.0], ()),
         (["1.0", "0.0", "1.0"], "classification", [1, 0, 1], ("0", "1")),
         (["yes", "no", "yes"], None, [1, 0, 1], ("no", "yes")),
     ],
@@ -239,6 +240,14 @@ def test_targets(tmp_path: Path, cells: list[str], task: str, y: list[float], cl
     schema, rows = inferred(path, task=task)
     assert rows.y.tolist() == y
     assert schema.classes == classes
+
+
+@pytest.mark.parametrize("cells", [["1.0", "0.0", "1.0"], ["1.00", "2.0", "1.0"], ["1e0", "0", "1"]])
+def test_two_whole_numbers_written_as_fractions_are_asked_about(tmp_path: Path, cells: list[str]) -> None:
+    """They were amounts without a question, and a regression of 0 and 1."""
+    path = write(tmp_path, "x,y\n" + "".join(f"{2 * i},{cell}\n" for i, cell in enumerate(cells)))
+    with pytest.raises(ParameterError, match=r"holds two whole numbers, written as fractions in 3 of 3 rows: classes .*regression"):
+        inferred(path)
 
 
 def column(cells: list[str]) -> str:

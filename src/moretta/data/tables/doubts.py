@@ -396,6 +396,8 @@ def _of_outcome(cells: Cells) -> Iterator[Doubt]:
         yield Doubt(doubt.evidence, (read, Reading("numbers, once they are written as such")))
     for doubt in _of_codes(cells) if task is None and not cells.many else ():
         yield Doubt(doubt.evidence, (classes, AMOUNTS))
+    if task is None and is_amount(cells) and cells.whole and cells.differing == 2:  # as pandas writes 0 and 1
+        yield Doubt(f"holds two whole numbers, written as fractions {cells.within()}", (classes, AMOUNTS))
     for doubt in _of_spellings(cells):
         words, spelled = (getattr(doubt.readings[0].column, key) for key in ("categories", "spellings"))
         reading = other if len(words) < 2 else Reading("spellings", Target(classes=words, spellings=spelled))
