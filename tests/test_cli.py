@@ -25,6 +25,7 @@ from moretta.contract.roles import Missing, Reason
 from moretta.engines.checkpoint import last_checkpoint
 from moretta.engines.run_folder import RunFolder, read_json, read_model
 from moretta.engines.silos_here import Answered, SilosHere
+from moretta.run import persistence
 from moretta.run.federation import Federation
 
 RUN = """
@@ -354,6 +355,21 @@ def test_a_disk_that_is_full_while_training_is_one_sentence(here: Path, monkeypa
     monkeypatch.undo()
     monkeypatch.chdir(here)
     assert call(*words, "--resume").code == 0
+
+
+def test_a_disk_that_is_full_before_the_first_checkpoint_has_nothing_to_resume(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(persistence, "save_checkpoint", full)
+    done = call("train", "run.toml", "--out", "mine")
+    assert done.code == 1
+    assert done.err.splitlines()[-1].endswith("there is no checkpoint yet, so then remove that folder and begin again")
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    assert call("train", "run.toml", "--out", "mine", "--resume").code == 2
 
 
 def test_an_interrupt_before_training_is_a_sentence_too(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ from moretta.data.settings import PYTHON, Data
 from moretta.data.silo import Silo, digests_of, row_shape
 from moretta.data.tables.rows import expansion_of
 from moretta.data.tables.schema import Schema
-from moretta.engines.checkpoint import CheckpointId
+from moretta.engines.checkpoint import CheckpointId, rounds_kept
 from moretta.engines.journal import HelpedFile
 from moretta.engines.run_folder import RunFolder
 from moretta.engines.settings import Engine, Run
@@ -428,7 +428,9 @@ class Federation:
             raise
         except RunFailed as error:
             kept = "nothing of the run is kept, as it has no `out`"
-            if folder is not None:
+            if folder is not None and not rounds_kept(folder.path / "checkpoint"):
+                kept = "there is no checkpoint yet, so then remove that folder and begin again"
+            elif folder is not None:
                 kept = "the last checkpoint is whole, so then go on with --resume"
             raise RunFailed(f"{error}; {kept}") from error
         finally:
