@@ -246,7 +246,8 @@ def test_targets(tmp_path: Path, cells: list[str], task: str, y: list[float], cl
 def test_two_whole_numbers_written_as_fractions_are_asked_about(tmp_path: Path, cells: list[str]) -> None:
     """They were amounts without a question, and a regression of 0 and 1."""
     path = write(tmp_path, "x,y\n" + "".join(f"{2 * i},{cell}\n" for i, cell in enumerate(cells)))
-    with pytest.raises(ParameterError, match=r"holds two whole numbers, written as fractions in 3 of 3 rows: classes .*regression"):
+    seen = "holds two whole numbers, written as fractions in 3 of 3 rows: classes .*regression"
+    with pytest.raises(ParameterError, match=seen):
         inferred(path)
 
 
