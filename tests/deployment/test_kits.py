@@ -252,6 +252,8 @@ def test_a_kit_in_which_a_job_may_bring_code_or_name_any_class_is_told(own: kits
     for opened in ({"class_allow_list": ["*"]}, {"class_list_enforcement_mode": "warn"}):
         (local / "resources.json").write_text(json.dumps(resources | opened))
         assert "a job may name any class;" in policy(kit)
+    (local / "resources.json").write_text(json.dumps(resources | {"class_allow_list": None}))
+    assert policy(kit) == "lets nobody bring code"
     (local / "authorization.json").unlink()  # FLARE's own counts then
     assert "project_admin, lead may bring code in a job" in policy(kit)
     (local / "authorization.json.default").unlink()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from moretta.deployment import checks, shared_settings, site_policy
 from moretta.deployment.agreed_settings import MOST, MOVES, SiteAgreement, differences, pinned_settings
 from moretta.deployment.checks import CheckResult
 from moretta.deployment.doctor import examine
-from moretta.deployment.site import Site
+from moretta.deployment.site import Site, log_to
 from moretta.engines.flare.envelope import Hello, digest_of
 from moretta.errors import MorettaError, ParameterError, PolicyError, RangeError, RunFailed
 from moretta.protocols.common import modules
@@ -807,3 +808,17 @@ def test_a_server_and_its_sites_have_one_digest_of_what_they_share(settings: dic
     of_server = run_files.loads(text_of(**settings), Path("run.toml"))
     of_site = run_files.loads(shared_settings.shared_text(of_server), Path("elsewhere/run.toml"))
     assert run_files.digest(run_files.shared(of_server)) == run_files.digest(of_site)
+
+
+def test_a_sites_log_is_its_owners_alone(tmp_path: Path) -> None:
+    """Also in a folder that others may read; sentences of errors may quote cells."""
+    tmp_path.chmod(0o755)
+    logger = logging.getLogger("moretta")
+    before, level = logger.handlers[:], logger.level
+    log_to(tmp_path / "log.txt")
+    (handler,) = [each for each in logger.handlers if each not in before]
+    logger.removeHandler(handler)
+    handler.close()
+    logger.setLevel(level)
+    logger.propagate = True
+    assert (tmp_path / "log.txt").stat().st_mode & 0o777 == 0o600

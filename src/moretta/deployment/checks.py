@@ -267,7 +267,7 @@ def policy(kit: Path) -> str:
             f"each role in {kit / 'local' / POLICIES[0]}"
         )
     resources = kits.resources(kit)
-    if "*" in resources.get("class_allow_list", []) or resources.get("class_list_enforcement_mode") == "warn":
+    if "*" in (resources.get("class_allow_list") or []) or resources.get("class_list_enforcement_mode") == "warn":
         return Warned(
             "a job may name any class; in local/resources.json, remove '*' from class_allow_list, and warn from "
             "class_list_enforcement_mode"

@@ -108,7 +108,7 @@ def _own_key(kit: Path, keys: Sequence[str]) -> str:
 
 def _allow(resources: dict[str, Any], class_path: str) -> list[str]:
     """Let jobs make one class of the package and nothing else: a job names any callable, with arguments."""
-    allowed = list(resources.get("class_allow_list", []))
+    allowed = list(resources.get("class_allow_list") or [])
     kept = [
         each for each in allowed if each == class_path or each.partition(".")[0] != "moretta"
     ]  # an earlier version had "moretta."
