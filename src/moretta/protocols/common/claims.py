@@ -602,7 +602,8 @@ COUNTED_FIRST = server("statistics", (looks_first,)).says(
 )
 ABSENT_VALUES = (
     server("statistics", (fills_absent,)).says(
-        "learns the number of values present in each input column{and_histograms}, {by_whom}"
+        "learns the number of values present in each input column, with their mean and standard deviation"
+        "{and_histograms}, {by_whom}"
     ),
     silo("statistics", (fills_absent,)).says(
         "receives the value that replaces absent ones: each such column’s mean or median, over all silos"
