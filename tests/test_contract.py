@@ -679,7 +679,10 @@ def test_a_blind_run_comes_to_the_bits_of_an_open_one() -> None:
         blind, unhidden = (federation_of(name, aggregation=aggregation).train(4) for name in ("cgd", "cgd-open"))
         assert weights(blind) == weights(unhidden)
         assert figures(blind, "loss") == [None] * 4
-        assert [line["bytes"] for line in blind.history] == [line["bytes"] for line in unhidden.history]
+        for hidden, shown in ((a["bytes"], b["bytes"]) for a, b in zip(blind.history, unhidden.history, strict=True)):
+            assert {**hidden, "up": 0, "down": 0} == {**shown, "up": 0, "down": 0}
+            assert 0 < hidden["up"] - shown["up"] < 400  # the tag
+            assert 0 < hidden["down"] - shown["down"] < 400
 
 
 def test_fedavg_runs_with_the_clear_sum() -> None:

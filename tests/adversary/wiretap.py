@@ -23,7 +23,7 @@ from moretta.protocols.common.batches import Batches
 from moretta.protocols.pbpfl.messages import Predictions
 from moretta.secure_aggregation import additive, keyed_sums, pairwise, shamir, unmasking
 from moretta.secure_aggregation.agreement import KeysAccepted, PeerKeys
-from moretta.secure_aggregation.masks import add_masks
+from moretta.secure_aggregation.masks import TAG, add_masks
 from moretta.secure_aggregation.unmasking import SelfMaskShares
 
 ALIKE = 1e-6  # uploads that differ by less of their largest entry tell each other
@@ -68,6 +68,7 @@ class Wiretap:
         self._passed = dict[str, bytes]()
         self.predicted = dict[tuple[str, str], set[bytes]]()  # by silo, and by run, round and take
         self._upload: Upload | None = None  # that is being made
+        self._tag = slice(0)  # where its tag is, which comes after its other words
         self._split = dict[tuple[str, Stamp], Upload]()  # into additive shares
         self._alike = dict[str, list[tuple[NDArray[np.float64], ...]]]()
         self._ends = dict[bytes, set[str]]()  # of a mask, by key
@@ -160,6 +161,7 @@ class Wiretap:
     def install(self, patch: pytest.MonkeyPatch) -> None:
         """Listen until the patch is undone."""
         patch.setattr(keyed_sums, "encode", self._on_encode(keyed_sums.encode))
+        patch.setattr(keyed_sums, "tag_words", self._on_tag(keyed_sums.tag_words))
         patch.setattr(keyed_sums, "blind_key", self._on_key(keyed_sums.blind_key, lambda *_: set(self._members())))
         for scheme in (pairwise, additive):
             patch.setattr(scheme, "add_masks", self._on_masks(scheme.add_masks))
@@ -181,9 +183,20 @@ class Wiretap:
                 parts = (words[name].reshape(-1) for name in sorted(words))
                 whole, passed = np.concatenate([[np.uint64(weight)], *parts]), self._passed.get(self._speaking, b"")
                 self._upload = Upload(self._unknown(weight, tensors), whole, whole, self._asked, passed)
+                begin = 1 + sum(words[name].size for name in words if name < TAG)
+                self._tag = slice(begin, begin + words[TAG].size) if TAG in words else slice(0)
             return encoded
 
         return encode
+
+    def _on_tag(self, real: Any) -> Any:
+        def tag_words(*parts: Any) -> Words:
+            made: Words = real(*parts)
+            if self._upload is not None:
+                self._upload.words[self._tag] = made
+            return made
+
+        return tag_words
 
     def _unknown(self, weight: int, tensors: Mapping[str, Any]) -> Unknown:
         """Return the silo's unknown that is nearly the same, or a new one.
