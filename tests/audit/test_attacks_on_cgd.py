@@ -232,7 +232,7 @@ def test_pairing_noise_with_many_rows_is_luck(tmp_path: Path) -> None:
     draw = np.random.Generator(np.random.PCG64(4))
     rows = np.column_stack([draw.standard_normal((800, 4)), draw.integers(0, 2, 800)])
     np.savetxt(tmp_path / "rows.csv", rows, delimiter=",", header="a,b,c,d,target", comments="")
-    data = {"source": str(tmp_path / "rows.csv"), "batch-size": 12}
+    data = {"source": str(tmp_path / "rows.csv"), "batch-size": 12, "task": "regression"}
     truth = recorded(tmp_path, protocol={"name": "cgd", "loss": "mse"}, data=data, run=SHORT)
     for seed in range(5):
         draw = np.random.Generator(np.random.PCG64(seed))
@@ -250,7 +250,7 @@ def test_luck_with_the_same_rows_in_every_round_is_seen_once(tmp_path: Path, bat
     draw = np.random.Generator(np.random.PCG64(4))
     rows = np.column_stack([draw.standard_normal((80, 2)), draw.integers(0, 2, 80)])
     np.savetxt(tmp_path / "rows.csv", rows, delimiter=",", header="a,b,target", comments="")
-    data = {"source": str(tmp_path / "rows.csv"), "batch-size": batch, "test-fraction": 0.25}
+    data = {"source": str(tmp_path / "rows.csv"), "batch-size": batch, "test-fraction": 0.25, "task": "regression"}
     truth = recorded(tmp_path, protocol={"name": "cgd", "loss": "mse"}, data=data, run={**SHORT, "rounds": 18})
     others = {len(truth.rows(who).x) for who in truth.run.silos}
     numbers = truth.recorded[-6:] if not batch else [3, 6, 9, 12, 15, 18]  # the last six rows of an epoch
