@@ -25,7 +25,7 @@ before it has confirmed, is left out too, and the exchange repeats.
 With a roster silos do not trust the server to follow this. A silo then signs one S in a sum and gives shares only once
 all of S have signed it, so two unmasked sets have no honest silo in common. The price: when a silo vanishes between
 uploading and confirming, the round is repeated as its next take. As all of S have signed, each also reveals its own
-secret, so a silo that withholds its shares delays no one.
+secret, so if a silo withholds its shares, only its own secret can be missing.
 
 Where silos add noise, the seeds of its removable parts travel with the self-masks' shares, in `NoisedUpload`,
 `UnmaskNoised` and `NoisedShares` (`moretta.secure_aggregation.removable_noise`).
