@@ -21,7 +21,7 @@ class CatchingUp:
         self._behind: dict[str, set[str]] = {}  # by group, the members without the step of its last sum
         self._last = dict.fromkeys(groups, 0)  # by group, the last round whose step a member reported
         self._summed = dict.fromkeys(groups, 0)  # by group, the round of its last sum
-        self._known = False  # whether `_summed` has been set: by this role, or once by what members report
+        self._known = False  # whether no sum can have been distributed that is not in `_summed`
 
     @property
     def late(self) -> set[str]:
@@ -44,8 +44,9 @@ class CatchingUp:
     def locate(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
         """Ask all how many rounds' sums they have stepped by; those with another number get D from the others.
 
-        The last sum is the one that this role distributed. It takes the members' word once, as a relay that
-        replaces another may have to: otherwise one member could say that it is ahead, and give the others its D.
+        The last sum is the one that this role distributed. After a resume from an older state, or as a relay that
+        replaces another, it may not know that one. Then it is the last that at least half of the members report:
+        otherwise one member could say that it is ahead, and give the others its D.
 
         Raises:
             RunFailed: All that have stepped by a group's last sum are missing.
@@ -56,9 +57,10 @@ class CatchingUp:
         steps: Mapping[str, Here] = replies.answers
         for name, group in self._groups.items():
             far = {member: steps[member].steps[name] for member in group.members if member in steps}
-            alone = len(group.members) == 1  # it steps by its own gradient, without a sum
-            by_report = alone or not self._known
-            last = self._last[name] = max(far.values(), default=0) if by_report else self._summed[name]
+            last = self._summed[name]
+            if far and (len(group.members) == 1 or not self._known):  # one alone steps without a sum
+                last = max(last, sorted(far.values(), reverse=True)[(len(far) - 1) // 2])
+            self._last[name] = last
             self._behind[name] = {member for member, number in far.items() if number != last}
             if far and len(self._behind[name]) == len(far):
                 raise RunFailed(
@@ -116,4 +118,4 @@ class CatchingUp:
     def restore(self, state: State) -> None:
         """Restore what `state` returned."""
         self._summed = {name: int(state[f"summed/{name}"]) for name in self._groups}
-        self._known = True
+        self._known = False  # the state may be older than the members' steps
