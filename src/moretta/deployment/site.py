@@ -327,6 +327,7 @@ def _is_of_rows(error: BaseException) -> bool:
 def log_to(path: Path) -> None:
     """Send Moretta's log of this process to a file, a line each, which only its owner reads: it may quote cells."""
     path.touch(mode=0o600)
+    path.chmod(0o600)  # a log of an earlier version
     handler = logging.FileHandler(path, encoding="utf-8", errors="replace")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)

@@ -46,7 +46,7 @@ TAG = "blind tag"
 
 PRIME = 2**89 - 1
 TAG_BITS = 160  # of t + r p
-CHANGED = "the sum is not that of its silos' uploads: its relay, or a silo, did not follow the protocol"
+CHANGED = "the sum is not that of its silos' uploads: its relay, or a silo, did not follow the protocol; find out which"
 
 
 def label_of(
@@ -211,7 +211,7 @@ def read(
     elif TAG in tensors:
         raise PeerError("expected a sum that is not blinded")
     request = Wanted(shapes_of(tensors), encoding, encoding[MOST_WEIGHT])
-    if not len(relayed.silos) <= int(weight) <= request.most_weight:  # also if another blind's key was used
+    if not len(relayed.silos) <= int(weight) <= request.most_weight:
         raise PeerError(
             f"expected weights that sum to {len(relayed.silos)} to {request.most_weight}, got {int(weight)}; some silo "
             "did not follow the protocol"

@@ -474,6 +474,29 @@ def test_no_member_that_spoils_a_sum_gives_the_others_its_displacement() -> None
 
 
 @pytest.mark.usefixtures("quiet")
+def test_a_sum_that_as_many_take_as_refuse_ends_the_run() -> None:
+    """Of three, one spoils it and says that it stepped, one is lost: nobody can tell whom to believe."""
+    made = of(CGD(delta=(0.1, 0.3)), 4, grid([6, 4, 7], [3, 2]))
+    clients = participants(made)
+    members = list(clients[VICTIM]._position.groups["columns-2"].members)
+    liar, lost = [name for name in members if name != VICTIM]
+    spoiling(clients[liar], "columns-2", [2], 123.0)
+    honest = clients[lost].answer
+
+    def answer(message: Message) -> Message:
+        if isinstance(message, Descend) and message.stamp == at(Stamp("run", 2, 0), "columns-2"):
+            raise ConnectionError("the line is dead")
+        return honest(message)
+
+    clients[lost].answer = answer  # type: ignore[method-assign]
+    engine = InProcess(made.clients, Codec(made.messages))
+    driver = Driver(made.server, list(clients), "run", engine, made.least)
+    with pytest.raises(RunFailed, match=rf"round 2: as many members of group `columns-2` .*{VICTIM}: the sum is not"):
+        list(driver.rounds(1, 4))
+    assert np.abs(clients[VICTIM].displacement[FIRST]).max() < 10
+
+
+@pytest.mark.usefixtures("quiet")
 def test_a_run_whose_sums_are_never_read_says_why() -> None:
     """In the one group of a split by rows, a member with a false tag in each round."""
     made = of(CGD(delta=0.2), 5, grid([6, 4, 7], [5]))

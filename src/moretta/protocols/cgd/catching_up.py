@@ -37,9 +37,9 @@ class CatchingUp:
         self._summed[group] = self._last[group] = number
         self._behind[group] |= set(asked) - set(stepped)
 
-    def alone(self, group: str, stepped: Iterable[str]) -> None:
-        """Record members that say they stepped by a sum that most refused: their D may differ until the next step."""
-        self._behind[group] |= set(stepped) & set(self._groups[group].members)
+    def alone(self, group: str, members: Iterable[str]) -> None:
+        """Record members that may have stepped by a sum that most refused: their D may differ until the next step."""
+        self._behind[group] |= set(members)
 
     def locate(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
         """Ask all how many rounds' sums they have stepped by; those with another number get D from the others.

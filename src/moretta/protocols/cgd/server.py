@@ -283,12 +283,15 @@ class Server:
     ) -> Exchange[Mapping[str, Mapping[str, Missing]]]:
         """Send each group its sum. A member that does not take it is behind until it has caught up.
 
-        All members receive one message, so those that follow the protocol answer alike. Where half of a group or more
-        refuse, the group has not stepped: otherwise one silo could spoil the sum, say that it has stepped, and give the
+        All members receive one message, so those that follow the protocol answer alike. Where more refuse it than take
+        it, the group has not stepped: otherwise one silo could spoil the sum, say that it has stepped, and give the
         others its D.
 
         Returns:
             By such a group, who refused.
+
+        Raises:
+            RunFailed: As many take a sum as refuse it.
         """
         spoilt = dict[str, Mapping[str, Missing]]()
         for stage in self._stages(self._cohort):
@@ -307,18 +310,24 @@ class Server:
             replies = yield Ask(asks, Done)
             for name in stage.keys() & sums.keys():
                 asked = [member for member in receivers[name] if member in self._enrolments[name].cohort]
+                took = replies.answers.keys() & set(asked)
                 refused = {member: why for member, why in replies.missing.items() if member in asked}
                 refused = {member: why for member, why in refused.items() if why.reason is Reason.REFUSED}
-                if not refused or 2 * len(refused) < len(asked):
+                if not refused or len(refused) < len(took):
                     self._steps.stepped(name, now.round, receivers[name], replies.answers)
                     continue
-                spoilt[name], first = refused, min(refused)
+                first = min(refused)
+                if len(refused) == len(took):
+                    raise RunFailed(
+                        f"round {now.round}: as many members of group `{name}` took its sum as refused it ({first}: "
+                        f"{refused[first].detail}), so nobody can tell which of them are right; fix these participants"
+                    )
+                spoilt[name] = refused
                 log.warning(
                     "%s: %d of %d members of group `%s` refused the sum, so it has not stepped: %s: %s",
                     *(now, len(refused), len(asked), name, first, refused[first].detail),
                 )
-                if 2 * len(refused) > len(asked):
-                    self._steps.alone(name, replies.answers)
+                self._steps.alone(name, set(asked) - refused.keys())
         return spoilt
 
     def _report(self, sums: Mapping[str, _Summed], taking_part: Sequence[str]) -> Report:
