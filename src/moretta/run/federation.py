@@ -429,7 +429,7 @@ class Federation:
         except RunFailed as error:
             kept = "nothing of the run is kept, as it has no `out`"
             if folder is not None and not rounds_kept(folder.path / "checkpoint"):
-                kept = "there is no checkpoint yet, so then remove that folder and begin again"
+                kept = f"there is no checkpoint yet, so then remove {folder.path} and begin again"
             elif folder is not None:
                 kept = "the last checkpoint is whole, so then go on with --resume"
             raise RunFailed(f"{error}; {kept}") from error
