@@ -56,7 +56,9 @@ def train_with_bar(run_file: run_files.RunFile, folder: Path, resume: bool, *, o
 
 def _left_in(folder: Path) -> str:
     """Return how to continue an interrupted run."""
-    if any((folder / "checkpoint").glob("round-*")):
+    from moretta.engines.checkpoint import rounds_kept
+
+    if rounds_kept(folder / "checkpoint"):
         return f"--resume continues {folder} from its last checkpoint"
     return f"{folder} has no checkpoint yet; remove it, and begin again" if folder.exists() else "nothing was written"
 

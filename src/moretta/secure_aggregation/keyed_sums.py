@@ -221,9 +221,9 @@ class KeyedContributor:
         agreement, labels = self._keys.agreed
         self.check(stamp, asked)
         self._range.check(self._ring, encoding, len(agreement.cohort.names), least, once=bool(asked.once))
-        if blind is not None and noise is not None:
-            raise MisuseError("noise of a blinded upload cannot be removed: its tag is of all of it")
         if blind is not None:
+            if noise is not None:
+                raise MisuseError("noise of a blinded upload cannot be removed: its tag is of all of it")
             tensors = {**tensors, TAG: np.zeros(tag_shape(self._ring))}
         whole, words = encode(self._ring, tensors, weight, encoding, len(agreement.cohort.names))
         public = self._rules.public_weights
@@ -232,13 +232,12 @@ class KeyedContributor:
             self._scheme.check_size(hidden.nbytes)
         labels.use(stamp, words)
         label = label_of(stamp, agreement.cohort.digest, shapes_of(words), encoding, asked.digest)
-        blinds = list[Mask]()
+        origin, blinds = origin or self._origin, list[Mask]()
         if blind is not None:
             blinds = [(True, blind_key(blind, label, self._name))]
             tag = tag_of(blind, label, weight, words)
-            words[TAG][:] = tag_words(self._ring, tag, (origin or self._origin).key("tag", *label))
+            words[TAG][:] = tag_words(self._ring, tag, origin.key("tag", *label))
         encoded = whole[:1].reshape(()), words, public, hidden
-        origin = origin or self._origin
         part = Summand(stamp, agreement, label, asked, *encoded, blinds, self._helped, origin, noise)
         upload, self._open = self._scheme.hide(part)
         return upload
@@ -315,6 +314,7 @@ class KeyedAggregator:
         Raises:
             RangeError: The ring has no headroom for a tensor; the message names tensor and range.
             ParameterError: Additive shares would have 2 GiB or more.
+            MisuseError: A tensor has the name of the tag.
         """
         if TAG in shapes:
             raise MisuseError(f"`{TAG}` is reserved; expected another name of a tensor")

@@ -19,8 +19,7 @@ class CatchingUp:
     def __init__(self, groups: Mapping[str, Group]) -> None:
         self._groups = groups
         self._behind: dict[str, set[str]] = {}  # by group, the members without the step of its last sum
-        self._last = dict.fromkeys(groups, 0)  # by group, the last round whose step a member reported
-        self._summed = dict.fromkeys(groups, 0)  # by group, the round of its last sum
+        self._summed = dict.fromkeys(groups, 0)  # by group, the round of its last sum, or of one alone its last step
         self._known = False  # whether no sum can have been distributed that is not in `_summed`
 
     @property
@@ -34,7 +33,7 @@ class CatchingUp:
 
     def stepped(self, group: str, number: int, asked: Sequence[str], stepped: Iterable[str]) -> None:
         """Record that a group's sum of a round was sent, and the recipients that have stepped."""
-        self._summed[group] = self._last[group] = number
+        self._summed[group] = number
         self._behind[group] |= set(asked) - set(stepped)
 
     def alone(self, group: str, members: Iterable[str]) -> None:
@@ -60,14 +59,14 @@ class CatchingUp:
             last = self._summed[name]
             if far and (len(group.members) == 1 or not self._known):  # one alone steps without a sum
                 last = max(last, sorted(far.values(), reverse=True)[(len(far) - 1) // 2])
-            self._last[name] = last
+            self._summed[name] = last
             self._behind[name] = {member for member, number in far.items() if number != last}
             if far and len(self._behind[name]) == len(far):
                 raise RunFailed(
                     f"round {now.round}: all members of group `{name}` that stepped by the sum of round {last} are "
                     "missing, and the others need D from one of them: bring one back"
                 )
-        self._summed, self._known = dict(self._last), True
+        self._known = True
         yield from self._bring_up(now, cohort)
         return None
 
@@ -79,7 +78,7 @@ class CatchingUp:
         replies = yield from self._whereabouts(now, late)
         for name, behind in self._behind.items():
             heard = behind & replies.answers.keys()
-            behind -= {member for member in heard if replies.answers[member].steps[name] == self._last[name]}
+            behind -= {member for member in heard if replies.answers[member].steps[name] == self._summed[name]}
         yield from self._bring_up(now, cohort)
 
     def _whereabouts(self, now: Stamp, of: Sequence[str]) -> Exchange[Replies]:

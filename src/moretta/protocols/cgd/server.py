@@ -311,8 +311,8 @@ class Server:
             for name in stage.keys() & sums.keys():
                 asked = [member for member in receivers[name] if member in self._enrolments[name].cohort]
                 took = replies.answers.keys() & set(asked)
-                refused = {member: why for member, why in replies.missing.items() if member in asked}
-                refused = {member: why for member, why in refused.items() if why.reason is Reason.REFUSED}
+                missing = {member: why for member, why in replies.missing.items() if member in asked}
+                refused = {member: why for member, why in missing.items() if why.reason is Reason.REFUSED}
                 if not refused or len(refused) < len(took):
                     self._steps.stepped(name, now.round, receivers[name], replies.answers)
                     continue
